@@ -16,6 +16,8 @@ from random import Random
 from statistics import median
 from typing import Final, NamedTuple
 
+from msgspec import structs
+
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core.views import (
@@ -33,6 +35,7 @@ from sloop.core.views import (
 )
 from sloop.policies import provision, sourcing
 from sloop.policies.batch import Deadline
+from sloop.policies.place import BestFit
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S
@@ -259,15 +262,18 @@ PRIMED: Final = 3
 
 def starts_given(queue: int, primed: int) -> ProvisionInput:
     """Sixteen starts of T5-3B, which so many nodes have loaded, each with half its accelerators free."""
-    belief = Estimate(flashpoint.profile_of(T5), variant="v", hardware="gpu")
-    profile = belief.profile
+    profile = structs.replace(
+        flashpoint.profile_of(T5), accelerator="A10", memory_bytes=12 << 30, device_memory_bytes=12 << 30
+    )
+    belief = Estimate(profile, variant="v", hardware="gpu")
     nodes = []
     for place in range(START_NODES):
         devices = tuple(Device(f"d{number}", "A10", 24 << 30) for number in range(START_DEVICES))
         free = tuple(
-            DeviceView(device, 1.0, 24 << 30, 1)
-            for device in (devices[::2] if place < primed else devices)
-        )  # fmt: skip
+            DeviceView(device, float(is_free), (24 << 30) * is_free, int(is_free))
+            for number, device in enumerate(devices)
+            for is_free in [place >= primed or number % 2 == 0]
+        )
         node = Node(f"h{place}", "gpu", 64.0, 400 << 30, devices, rack=f"rack-{place // 20}")
         nodes.append(NodeView(node, 64.0, 400 << 30, free))
     assert profile.layers is not None
@@ -283,9 +289,8 @@ def starts_given(queue: int, primed: int) -> ProvisionInput:
         stage="m",
         spec=ReplicaSpec("m", "v", Slot(1.0, "gpu", "A10")),
         count=STARTS,
-        sites=[Site(view, device) for view in nodes for device in view.devices],
-        memory_bytes=12 << 30,
-        device_memory_bytes=12 << 30,
+        sites=[Site(view, device) for view in nodes for device in view.devices if device.free_share],
+        place=BestFit(),
         costs=costs,
         belief=belief,
         weights=found,
@@ -314,12 +319,12 @@ def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
                 cached.cache_clear()
             first_ms, burst_ms = (
                 _took_ms(lambda policy=policy, asked=asked: policy.provide(0, asked))  # type: ignore[misc]
-                for asked in (replace(given, arrivals_rps=0.0, waiting=0), given)
+                for asked in (structs.replace(given, arrivals_rps=0.0, waiting=0), given)
             )
             target_ms = STARTS_MS if name.startswith("cheapest") else None
             found = timed(
                 lambda policy=policy, given=given, queues=queues: policy.provide(  # type: ignore[misc]
-                    0, replace(given, waiting=next(queues))
+                    0, structs.replace(given, waiting=next(queues))
                 ),
                 rounds,
                 target_ms,

@@ -206,6 +206,42 @@ def test_the_view_of_a_node_is_kept_until_the_node_changes() -> None:
 NAMED = [Node(f"n{n}", "x", 2 + n % 2, 100, (GPU,) * (n % 3 == 0), on_demand=n == 4) for n in range(8)]
 
 
+@given(st.lists(st.tuples(st.sampled_from([None, *range(9)]), st.floats(0.1, 1.0), st.booleans()), max_size=40))
+def test_what_fits_in_a_copy_is_what_fits_in_the_ledger(steps: list[tuple[int | None, float, bool]]) -> None:
+    """Half of the replicas are there before the copy is made. A named node has the same places as among all."""
+    ledger, belief = Ledger(NAMED), Belief(memory_bytes=20, device_memory_bytes=20)
+    copy = Ledger.of(ledger.views())
+    for number, (node, cores, on_device) in enumerate(steps):
+        if number == len(steps) // 2:
+            copy = Ledger.of(ledger.views())
+        spec = spec_of(round(cores, 1), 0.4 if on_device else None)
+        spec = structs.replace(spec, node=None if node is None else f"n{node}")
+        first = next(iter(ledger.sites(spec, belief)), None)
+        made = ledger.place(ReplicaId(number), spec, belief)
+        device = first.device.device.name if first and first.device else ""
+        assert (made and (made.node, made.device)) == (first and (first.node.node.name, device))
+        if number >= len(steps) // 2:
+            assert copy.place(ReplicaId(number), spec, belief) == made
+            assert (copy.views(), copy.firsts()) == (ledger.views(), ledger.firsts())
+
+
+def test_trying_in_a_copy_changes_nothing_else() -> None:
+    ledger = Ledger(NAMED)
+    before = ledger.views()
+    assert Ledger.of(before).place(ReplicaId(0), spec_of(1), Belief()) is not None
+    assert ledger.views() is before
+    assert before == Ledger(NAMED).views()
+
+
+def test_the_first_released_node_that_could_hold_a_replica_is_rented() -> None:
+    ledger = Ledger([Node(f"n{n}", "x", cores, 100, on_demand=n > 0) for n, cores in enumerate([9, 1, 4, 4])])
+    assert [site.node.node.name for site in ledger.rentable(spec_of(2), Belief())] == ["n2"]
+    ledger.set_state("n2", NodeState.ACQUIRING)
+    assert [site.node.node.name for site in ledger.rentable(spec_of(2), Belief())] == ["n3"]
+    assert not ledger.rentable(structs.replace(spec_of(2), node="n1"), Belief())
+    assert not ledger.rentable(spec_of(5), Belief())
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7), st.floats(0.1, 1.0)), max_size=30), st.booleans())
 def test_of_equal_nodes_the_first_stands_for_all(steps: list[tuple[int, int, float]], on_device: bool) -> None:
     """Whatever happened before: each place is as good as one that is shown, and comes after it."""

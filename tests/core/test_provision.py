@@ -35,7 +35,7 @@ class Scripted:
     keeps: bool = True
     answers: list[Provisioning] = field(default_factory=list)
     seen: list[ProvisionInput] = field(default_factory=list)
-    leaves_all: ClassVar[bool] = False
+    brings_weights: ClassVar[bool] = True
     partition: ClassVar[bool] = True
     chains: bool = False
     """Whether one chain brings all parts the other layers."""

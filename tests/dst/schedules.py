@@ -660,7 +660,7 @@ def parts_of(application: Application, policies: Policies) -> ApplicationParts:
 
 def rules(application: Application, policies: Policies) -> Rules:
     """What the log of an application version is checked against."""
-    return Rules(application, policies.order, policies.drop.is_hopeless, provides=not policies.provision.leaves_all)
+    return Rules(application, policies.order, policies.drop.is_hopeless, provides=policies.provision.brings_weights)
 
 
 OF_DEPLOYMENT: Final = frozenset(

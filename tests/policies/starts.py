@@ -1,19 +1,23 @@
 """Nodes, views and models for tests of provision policies."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.core.protocols import Provision
 from sloop.core.views import DeviceView, NodeView, Provisioning, ProvisionInput, Site, StartCosts, WeightsView
+from sloop.policies.place import BestFit
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile, Quadratic
 from sloop.vocabulary import Device, ModelWeights, Node, ReplicaSpec, Slot, TransferId
 
 COSTS = StartCosts(ModelWeights("t5", 10))
 SPEC = ReplicaSpec("only", "t5", Slot(1.0, "gpu", "A10"))
-BELIEF = Estimate(Profile(latency_ms=Quadratic(0.0, 100.0, 0.0), max_batch=1, max_cores=1), variant="t5")
+BELIEF = Estimate(
+    Profile(latency_ms=Quadratic(0.0, 100.0, 0.0), max_batch=1, max_cores=1, accelerator="A10", device_memory_bytes=12),
+    variant="t5",
+)
 NAMES = [f"n{number}" for number in range(12)]
 
 
@@ -36,8 +40,7 @@ def given_of(
         spec=SPEC,
         count=count,
         sites=sites,
-        memory_bytes=0,
-        device_memory_bytes=12,
+        place=BestFit(),
         costs=COSTS,
         belief=BELIEF,
         weights=weights,
@@ -46,7 +49,7 @@ def given_of(
         arrivals_rps=1.0,
         served_rps=0.0,
     )
-    return replace(made, **others)  # type: ignore[arg-type]
+    return structs.replace(made, **others)
 
 
 def has(name: str, rack: str = "") -> WeightsView:
@@ -102,7 +105,16 @@ def layered(*load_ms: float) -> Estimate:
         move_ms_per_mb=0.0,
         difference=0.0,
     )
-    return Estimate(Profile(latency_ms=Quadratic(0.0, 400.0, 0.0), max_batch=1, max_cores=1, layers=layers))
+    return Estimate(
+        Profile(
+            latency_ms=Quadratic(0.0, 400.0, 0.0),
+            max_batch=1,
+            max_cores=1,
+            accelerator="A10",
+            device_memory_bytes=12,
+            layers=layers,
+        )
+    )
 
 
 PARTS = StartCosts(ModelWeights("t5", 400_000_000), load_s=20.0, send_s=4.0, layer_bytes=(100,) * 4)

@@ -103,13 +103,13 @@ def test_a_copy_comes_from_the_store_where_that_is_quicker() -> None:
     nodes, holders = [node_view("n0", [True])], [has("busy"), has("busier")]
     asked = given_of(nodes, 1, holders, costs=HEAVY, sends={"busy": 2, "busier": 4})
     assert OURS.provide(0, asked).chains[0].source == "busy", "36 s, and 41 s from the store"
-    asked = replace(asked, sends={"busy": 3, "busier": 4})
+    asked = structs.replace(asked, sends={"busy": 3, "busier": 4})
     assert OURS.provide(0, asked).chains[0].source == STORE, "49 s from a node"
-    asked = replace(asked, sends={"busy": 3, "busier": 4, STORE: 1})
+    asked = structs.replace(asked, sends={"busy": 3, "busier": 4, STORE: 1})
     assert OURS.provide(0, asked).chains[0].source == "busy", "83 s from a store that sends already"
     assert replace(OURS, store="per_node").provide(0, asked).chains[0].source == STORE, "over a link of its own"
     quick = replace(OURS, store_mbps=16_000.0)
-    assert quick.provide(0, replace(asked, sends={})).chains[0].source == "busy", "a node receives no faster"
+    assert quick.provide(0, structs.replace(asked, sends={})).chains[0].source == "busy", "a node receives no faster"
 
 
 def test_fresh_nodes_get_one_start_each_before_a_second_one() -> None:
@@ -180,7 +180,7 @@ def test_no_other_sites_and_sources_would_serve_sooner(
     asked: ProvisionInput, count: int, sends: Mapping[str, int]
 ) -> None:
     """Against all combinations."""
-    asked = replace(asked, sites=asked.sites[:8], count=count, sends=sends, costs=HEAVY)
+    asked = structs.replace(asked, sites=asked.sites[:8], count=count, sends=sends, costs=HEAVY)
     found = OURS.provide(s(5), asked)
     assert len(found.starts) == min(count, len(asked.sites))
     assert sum(ready_s(asked, found, s(5))) == pytest.approx(least_sum_s(asked, s(5)))

@@ -22,7 +22,6 @@ from sloop.actions import (
     DetachShadow,
     RequestPlan,
     ResizeReplica,
-    StartReplica,
     StopReplica,
 )
 from sloop.core.application import BUCKET_NS_MAX, ApplicationState
@@ -39,11 +38,11 @@ from sloop.core.pipeline import (
     stops_whole_pipelines,
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
-from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start_together
+from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start
 from sloop.core.replica import STALL_NS_MIN, Replica
 from sloop.core.stage import RESTART_NS_MAX, StageState
 from sloop.core.state import State
-from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Site, StageView, Traffic
+from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
 from sloop.events import (
     BatchLost,
     BatchSilent,
@@ -855,8 +854,8 @@ class ControlPath:
         staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
         refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
         views = pool.views()
-        leaves_all = application.state.parts.policies.provision.leaves_all
-        prefers = oldest_first if leaves_all else fullest_nodes_first(views)
+        brings_weights = application.state.parts.policies.provision.brings_weights
+        prefers = fullest_nodes_first(views) if brings_weights else oldest_first
         found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
         if self._state.next_pipeline and found.stop:
             latest = [view.id for view in sorted(views, key=prefers, reverse=True)]
@@ -992,19 +991,13 @@ class ControlPath:
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
-        """Start missing replicas until one has no room; returns how many were started. The only place that orders a
-        start."""
-        if stage.application.parts.policies.provision.leaves_all:
-            for started, spec in enumerate(specs):
-                if not self._place(now_ns, stage, spec, out):
-                    return started
-            return len(specs)
+        """Start missing replicas, equal ones together, until one has no room; returns how many were started."""
         started = 0
         for spec, equal in groupby(specs):
-            count = sum(1 for _ in equal)
-            made = start_together(now_ns, self._state, stage, spec, count, out)
-            started += made
-            if made < count:
+            count = len(list(equal))
+            begun = start(now_ns, self._state, stage, spec, count, out)
+            started += begun
+            if begun < count:
                 break
         return started
 
@@ -1050,33 +1043,6 @@ class ControlPath:
         if not will_have_room and application.is_new(stage.name, shortage):
             key = application.state.key
             out.append(Decided("shortage", shortage.why, stage=stage.name, application=key))
-
-    def _place(self, now_ns: int, stage: StageState, spec: ReplicaSpec, out: list[Action]) -> bool:
-        """Start one replica if a node has room; returns whether it did."""
-        state = self._state
-        belief = stage.beliefs[spec.variant, spec.slot.hardware]
-        place = stage.application.parts.policies.place
-        one_of_equal = not stage.avoided_ns and getattr(place, "ignores_names", False)
-        found: Sequence[Site] = state.ledger.sites(spec, belief, one_of_equal=one_of_equal)
-        if not found:
-            return False
-        if stage.avoided_ns:
-            found = stage.preferred(now_ns, found)
-        if spec.shadow is not None:  # it is attached when the replica is ready
-            spec = structs.replace(spec, shadow=None)
-        site = found[place.choose(now_ns, spec, found)]
-        # As `begin_replica` does: a call for each start is counted.
-        node, device = site.node.node.name, site.device.device.name if site.device else None
-        id = ReplicaId(state.next_replica)
-        reserved = state.ledger.reserve(id, Reservation.of(spec, belief, node, device))
-        assert reserved, f"{node} has no room for {spec}"
-        state.next_replica += 1
-        state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
-        stage.pool.add(replica)
-        if state.weights.by_node:  # those of other applications
-            out += state.weights.make_room([node])
-        out.append(StartReplica(id, structs.replace(spec, node=node, device=device)))
-        return True
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""

@@ -8,7 +8,9 @@ a lost node stay until its replicas are reported lost.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 from msgspec import Struct, structs
@@ -45,7 +47,7 @@ class Reservation(Struct):
     @classmethod
     def of(cls, spec: ReplicaSpec, belief: Belief, node: str, device: str | None) -> "Reservation":
         """The reservation of a replica of this spec on `node`, and on `device` if it uses one."""
-        whole = cls(node, millicores(spec.slot.cores), belief.memory_bytes)
+        whole = cls(node, round(spec.slot.cores * MILLI), belief.memory_bytes)
         if device is not None:
             whole.device = device
             whole.micro_share = round(spec.slot.share * MICRO)
@@ -116,6 +118,22 @@ class _Free(Struct):
     """How many replicas have a reservation."""
 
 
+class _FreeOfViews(dict[str, _Free]):
+    """What is free of nodes, by name: read from the view of a node when it is first asked for."""
+
+    def __init__(self, views: Sequence[NodeView], positions: Mapping[str, int]) -> None:
+        self._views, self._positions = views, positions
+
+    def __missing__(self, name: str) -> _Free:
+        view = self._views[self._positions[name]]
+        devices = {
+            each.device.name: _FreeDevice(round(each.free_share * MICRO), each.free_memory_bytes, each.free_clients)
+            for each in view.devices
+        }
+        self[name] = free = _Free(millicores(view.free_cores), view.free_memory_bytes, devices)
+        return free
+
+
 Likeness = tuple[Node, NodeState, float, int, tuple[DeviceView, ...]]
 """What is equal for nodes that differ in nothing but their names: the node without its name, its state, and its free
 cores, memory and devices."""
@@ -127,7 +145,15 @@ class Ledger:
     Views of nodes are kept until the node changes, so that a start costs the same on ten nodes as on a thousand.
     """
 
-    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_positions", "_likenesses", "_positions_of")
+    NOT_IN_SNAPSHOT: ClassVar = (
+        "_changed",
+        "_views",
+        "_all_views",
+        "_positions",
+        "_ungrouped",
+        "_likenesses",
+        "_positions_of",
+    )
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
@@ -150,8 +176,10 @@ class Ledger:
         """`_views` as a tuple; None if it is to be made."""
         self._positions: dict[str, int] = {}
         """Where the view of each node is."""
-        self._likenesses: list[Likeness] = []
-        """By position, as the node was when its view was made."""
+        self._ungrouped: dict[int, None] = {}
+        """The positions of nodes that have changed since they were put into a group."""
+        self._likenesses: dict[int, Likeness] = {}
+        """By position, the group that the node is in."""
         self._positions_of: dict[Likeness, list[int]] = {}
         """The positions of equal nodes, ascending."""
 
@@ -161,6 +189,18 @@ class Ledger:
         made = cls([])
         for node in nodes:
             made.add(node, NodeState.READY)
+        return made
+
+    @classmethod
+    def of(cls, views: Iterable[NodeView]) -> "Ledger":
+        """A ledger to try in what fits on these nodes beside all that they have reserved, as policies see them."""
+        made = cls([])
+        made._views = list(views)
+        made._positions = {view.node.name: position for position, view in enumerate(made._views)}
+        made._ungrouped = dict.fromkeys(range(len(made._views)))
+        made.nodes = {view.node.name: view.node for view in made._views}
+        made.states = {view.node.name: view.state for view in made._views}
+        made._free = _FreeOfViews(made._views, made._positions)
         return made
 
     def without(self, replicas: Container[ReplicaId]) -> "Ledger":
@@ -182,7 +222,7 @@ class Ledger:
         self.nodes[node.name] = node
         self.states[node.name] = state
         left_bytes = node.memory_bytes - self._held.get(node.name, 0)
-        self._free[node.name] = _Free(millicores(node.cores), left_bytes, devices)
+        self._free[node.name] = _Free(round(node.cores * MILLI), left_bytes, devices)
         self._changed[node.name] = None
         for reservation in self.reservations.values():
             if reservation.node == node.name:
@@ -242,13 +282,31 @@ class Ledger:
         self.reservations[replica] = taken
         self._take(taken, 1)
 
-    def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
-        """Reserve room for a new replica at the first site that has it. Returns False if none has."""
+    def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
+        """Reserve room for a new replica at the first place that has it; None if none has."""
+        if spec.node is not None:
+            return self._place_on(spec.node, replica, spec, belief)
         found = self.sites(spec, belief, one_of_equal=True)
         if not found:
-            return False
-        device = found[0].device.device.name if found[0].device else None
-        return self.reserve(replica, Reservation.of(spec, belief, found[0].node.node.name, device))
+            return None
+        site = found[0]
+        made = Reservation.of(spec, belief, site.node.node.name, site.device.device.name if site.device else None)
+        return made if self.reserve(replica, made) else None
+
+    def _place_on(self, name: str, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
+        """The same on one node, without a view of it."""
+        node, slot = self.nodes.get(name), spec.slot
+        if node is None or self.states[name] is not NodeState.READY or slot.hardware not in ("", node.hardware):
+            return None
+        made = Reservation.of(spec, belief, name, None)
+        if not slot.accelerator:
+            return made if self.reserve(replica, made) else None
+        for device in node.devices:
+            if device.kind == slot.accelerator and spec.device in (None, device.name):
+                made = Reservation.of(spec, belief, name, device.name)
+                if self.reserve(replica, made):
+                    return made
+        return None
 
     def release(self, replica: ReplicaId) -> None:
         """Free a replica's reservation, if it has one."""
@@ -310,31 +368,52 @@ class Ledger:
         if spec.node is not None:
             position = self._positions.get(spec.node)
             return [] if position is None else sites(spec, belief, [self._views[position]])
-        if not one_of_equal:
-            return sites(spec, belief, self._views)
-        firsts = sorted([positions[0] for positions in self._positions_of.values()])
-        return sites(spec, belief, [self._views[position] for position in firsts])
+        return sites(spec, belief, self.firsts() if one_of_equal else self._views)
 
-    def _update_views(self) -> None:
-        """Make the views of the nodes that have changed."""
+    def rentable(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
+        """Where a replica would be on the first released node that could hold it; empty if there is none."""
+        views = self.firsts()
+        if spec.node is not None:
+            views = [self.view(spec.node)] if spec.node in self.nodes else []
+        for view in views:
+            if view.state is NodeState.RELEASED and (
+                found := sites(spec, belief, [replace(view, state=NodeState.READY)])
+            ):
+                return found
+        return []
+
+    def firsts(self) -> list[NodeView]:
+        """Of nodes that differ in nothing but their names only the first one, in the order in which the nodes were
+        declared."""
+        if self._changed:
+            self._update_views()
         views, likenesses, positions_of = self._views, self._likenesses, self._positions_of
-        for name in self._changed:
-            view = self.view(name)
+        for position in self._ungrouped:
+            view, before = views[position], likenesses.get(position)
             nameless = structs.replace(view.node, name="")
             likeness = (nameless, view.state, view.free_cores, view.free_memory_bytes, view.devices)
-            position = self._positions.get(name)
-            if position is None:
-                position = self._positions[name] = len(views)
-                views.append(view)
-                likenesses.append(likeness)
-            else:
-                before = likenesses[position]
+            if before is not None:
                 positions = positions_of[before]
                 del positions[bisect_left(positions, position)]
                 if not positions:
                     del positions_of[before]
-                views[position], likenesses[position] = view, likeness
+            likenesses[position] = likeness
             insort(positions_of.setdefault(likeness, []), position)
+        self._ungrouped.clear()
+        return list(map(views.__getitem__, sorted(map(itemgetter(0), positions_of.values()))))
+
+    def _update_views(self) -> None:
+        """Make the views of the nodes that have changed."""
+        views, ungrouped = self._views, self._ungrouped
+        for name in self._changed:
+            view = self.view(name)
+            position = self._positions.get(name)
+            if position is None:
+                position = self._positions[name] = len(views)
+                views.append(view)
+            else:
+                views[position] = view
+            ungrouped[position] = None
         self._changed.clear()
         self._all_views = None
 

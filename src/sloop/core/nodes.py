@@ -51,16 +51,15 @@ class NodePool:
         coming = Ledger.all_ready(
             [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.ACQUIRING]
         )
-        released = [ledger.nodes[name] for name, state in ledger.states.items() if state is NodeState.RELEASED]
         ordered: dict[str, int] = {}
         hopeless: set[ReplicaSpec] = set()
         for number, (spec, belief) in enumerate(without_room):
-            if spec not in hopeless and not coming.place(ReplicaId(number), spec, belief):
-                node = next((node for node in released if could_hold(node, spec, belief)), None)
-                if node is None:
+            if spec not in hopeless and coming.place(ReplicaId(number), spec, belief) is None:
+                found = ledger.rentable(spec, belief)
+                if not found:
                     hopeless.add(spec)
                     continue
-                released.remove(node)
+                node = found[0].node.node
                 coming.add(node, NodeState.READY)
                 coming.place(ReplicaId(number), spec, belief)
                 ledger.set_state(node.name, NodeState.ACQUIRING)

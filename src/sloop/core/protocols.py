@@ -20,6 +20,7 @@ from sloop.core.views import (
     PlanInput,
     Provisioning,
     ProvisionInput,
+    ReplicaStart,
     SharedDeviceView,
     Site,
     Traffic,
@@ -193,15 +194,15 @@ class Divide(Protocol):
 class Provision(Protocol):
     """Where the replicas that are missing now start, and from where the weights of their models come to their nodes.
 
-    A policy with `leaves_all = True` is not asked: replicas start one after another where the place policy chooses, and
-    each driver gets the weights in its own way. For all others the core knows which node has which weights, orders the
-    transfers, and decides what is evicted when memory is short; the place policy is then not asked.
+    For a policy with `brings_weights = True` the core knows which node has which weights, orders the transfers, and
+    decides what is evicted when memory is short. With False each driver gets the weights in its own way, and the answer
+    has no transfers.
 
     A policy may also have a method `expected_s(now_ns, given)`: in how many seconds the first of these starts would
     serve. Scaling policies that ask for it compare starts with what else they could do.
     """
 
-    leaves_all: ClassVar[bool]
+    brings_weights: ClassVar[bool]
 
     @property
     def keeps(self) -> bool:
@@ -227,14 +228,16 @@ class Provision(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsPlaced:
-    """The place policy chooses a node for each replica, and the driver gets the weights in its own way. The default."""
+    """One replica after another where the place policy chooses; each driver gets the weights in its own way. The
+    default."""
 
-    leaves_all: ClassVar[bool] = True
+    brings_weights: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
     partition: ClassVar[bool] = False
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        return Provisioning(())
+        site = given.place.choose(now_ns, given.spec, given.sites)
+        return Provisioning((ReplicaStart(site),), asks_again=True)
 
     def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
         return [(STORE, (node,)) for node in given.nodes]

@@ -1,4 +1,4 @@
-"""Starts of one decision, ordered together: where they are, and the transfers that bring their weights.
+"""The start of replicas: where they are, and the transfers that bring their weights. Nothing else starts a replica.
 
 The provision policy answers for equal replicas of one stage; this module guarantees what no policy may break: a start
 has its reservation, and its node the memory for its weights, from the order on; it waits for a transfer that is under
@@ -7,10 +7,10 @@ from there on are not made, and count as missing.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from sloop.actions import Action, Decided, StartReplica, Transfer
 from sloop.core.ledger import Reservation
@@ -19,48 +19,192 @@ from sloop.core.protocols import Provision
 from sloop.core.replica import LayerPipeline, Replica
 from sloop.core.stage import StageState
 from sloop.core.state import State
-from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, StartCosts, Traffic, WeightChain
+from sloop.core.views import (
+    BeliefKey,
+    Provisioning,
+    ProvisionInput,
+    ReplicaStart,
+    Site,
+    StartCosts,
+    Traffic,
+    WeightChain,
+)
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId
+from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
 
 
-def start_together(
-    now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int, out: list[Action]
-) -> int:
+def start(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int, out: list[Action]) -> int:
     """Start up to `count` equal replicas as the application's provision policy says; returns how many were started."""
     if spec.shadow is not None:  # it is attached when the replica is ready
         spec = structs.replace(spec, shadow=None)
-    policies = stage.application.parts.policies
-    keeps = policies.provision.keeps
-    given = _input(now_ns, state, stage, spec, count)
-    if not given.sites:
-        return 0
-    answer = policies.provision.provide(now_ns, given)
-    found = [_ordered(now_ns, state, given, each, keeps) for each in answer.chains]
-    transfers = [order for order in found if order is not None]
-    making = _Starts(now_ns, state, stage, spec, given, found, keeps)
-    for index, equal in groupby(answer.starts[:count], lambda start: start.pipeline):
-        starts = list(equal)
-        begun = making.begin(starts) if index is None else making.begin_pipeline(starts, answer.pipelines[index])
-        if len(begun) < len(starts):
+    provide = stage.application.parts.policies.provision.provide
+    given, started = _input(now_ns, state, stage, spec, count), 0
+    while given.sites:
+        answer = provide(now_ns, given)
+        begun = _carry_out(now_ns, state, stage, given, answer, out)
+        started += begun
+        if not answer.asks_again or not begun or started >= count:
             break
-    orders = making.orders
-    unneeded = {order.transfer: state.weights.give_up(order.transfer) for order in transfers}
-    transfers = [order for order in transfers if len(unneeded[order.transfer]) < len(order.receivers)]
-    touched = dict.fromkeys(name for order in transfers for name in order.receivers)
-    touched |= dict.fromkeys(order.spec.node or "" for order in orders)
-    if orders or transfers:
+        given = structs.replace(given, count=count - started, sites=candidates(now_ns, state, stage, spec))
+    return started
+
+
+def candidates(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec) -> Sequence[Site]:
+    """Where one more replica could start now, with the weights that come with it, in the order in which nodes were
+    declared. Nodes on which a replica of the stage was lost before it could serve are left out, unless there is no
+    other. A place policy that `ignores_names` sees the first of equal nodes."""
+    policies, avoided_ns = stage.application.parts.policies, stage.avoided_ns
+    belief, brings_weights = stage.beliefs[spec.variant, spec.slot.hardware], policies.provision.brings_weights
+    one_of_equal = not brings_weights and not avoided_ns and getattr(policies.place, "ignores_names", False)
+    sites = state.ledger.sites(spec, belief, one_of_equal=one_of_equal)
+    if brings_weights:
+        extra_bytes, weights = state.weights.extra_bytes, stage.start_costs(spec).weights
+        sites = [
+            site
+            for site in sites
+            if belief.memory_bytes + extra_bytes(site.node.node.name, weights) <= site.node.free_memory_bytes
+        ]
+    if avoided_ns:
+        sites = [site for site in sites if avoided_ns.get(site.node.node.name, 0) <= now_ns] or sites
+    return sites
+
+
+def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int) -> ProvisionInput:
+    """What the policy sees."""
+    costs, monitor = stage.start_costs(spec), stage.monitor
+    return ProvisionInput(
+        stage=stage.name,
+        spec=spec,
+        count=count,
+        sites=candidates(now_ns, state, stage, spec),
+        place=stage.application.parts.policies.place,
+        costs=costs,
+        belief=stage.beliefs[spec.variant, spec.slot.hardware],
+        weights=state.weights.views(now_ns, costs.weights),
+        sends=state.weights.sends(),
+        waiting=len(stage.queue.visits),
+        arrivals_rps=Traffic(buckets=tuple(monitor.buckets), bucket_ns=monitor.bucket_ns).rate_rps(RATE_NS),
+        served_rps=sum(
+            rate.ready * rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max]
+            for rate in stage.pool.rates
+            if rate.batch_max
+        ),
+    )
+
+
+def _carry_out(
+    now_ns: int, state: State, stage: StageState, given: ProvisionInput, answer: Provisioning, out: list[Action]
+) -> int:
+    """Order what the policy has answered, as far as there is room; returns how many replicas start. Drivers know a
+    transfer before those who wait for it."""
+    weights = state.weights
+    making = _Starts(now_ns, state, stage, given, stage.application.parts.policies.provision)
+    for chain in answer.chains:
+        making.order_transfer(chain)
+    for number, equal in groupby(answer.starts[: given.count], attrgetter("pipeline")):
+        starts = list(equal)
+        begun = making.begin(starts) if number is None else making.begin_pipeline(starts, answer.pipelines[number])
+        if begun < len(starts):
+            break
+    sent: list[Transfer] = []
+    for order in making.transfers:
+        unneeded = weights.give_up(order.transfer) if order is not None else []
+        if order is not None and len(unneeded) < len(order.receivers):
+            sent.append(order)
+            making.given_up += unneeded
+    if answer.why and (making.begun or sent):
         out.append(Decided("provision", answer.why, stage.name, application=stage.application.key))
-    out += state.weights.make_room(touched)
-    out += transfers
-    out += orders
+    if weights.by_node:
+        nodes = [*(name for order in sent for name in order.receivers), *(each.node for each in making.begun)]
+        out += weights.make_room(dict.fromkeys(nodes))
+    out += sent
+    for replica in making.begun:
+        placed = structs.replace(given.spec, node=replica.node, device=replica.device)
+        out.append(StartReplica(replica.id, placed, replica.transfer, replica.part))
     out += making.given_up
-    for order in transfers:
-        out += unneeded[order.transfer]
-    return len(orders)
+    return len(making.begun)
+
+
+class _Starts(Struct):
+    """The transfers and starts of one answer, as they are made."""
+
+    now_ns: int
+    state: State
+    stage: StageState
+    given: ProvisionInput
+    policy: Provision
+    transfers: list[Transfer | None] = []
+    """What was ordered for each chain of the answer; None if none of its receivers has memory for it."""
+    begun: list[Replica] = []
+    given_up: list[Action] = []
+    """Orders that end what a pipeline without room would have used, and transfers for which no start waits."""
+
+    def order_transfer(self, chain: WeightChain) -> None:
+        """Order a transfer that the policy wants, to those of its receivers that have memory for it."""
+        weights, costs, keeps = self.state.weights, self.given.costs, self.policy.keeps
+        order: Transfer | None
+        if chain.layers is None:
+            order = weights.order(self.now_ns, costs.weights, chain.source, chain.receivers, keeps)
+        else:
+            part = layers_of(costs.weights, costs.layer_bytes, chain.layers)
+            order = weights.order_layers(self.now_ns, part, costs.weights, chain.source, chain.receivers, keeps)
+        self.transfers.append(order)
+
+    def begin(self, starts: Sequence[ReplicaStart], *, assembles: bool = False) -> int:
+        """Begin replicas, with their reservations and their weights, until one has no room; returns how many. Those
+        that assemble a model wait for their first layers."""
+        now_ns, state, stage, given, policy = self.now_ns, self.state, self.stage, self.given, self.policy
+        spec, belief, begun = given.spec, given.belief, 0
+        for start in starts:
+            site = given.sites[start.site]
+            node, device = site.node.node.name, site.device.device.name if site.device else None
+            transfer = start.joins
+            if start.chain is not None:
+                order = self.transfers[start.chain]
+                if order is None or node not in order.receivers:
+                    break
+                transfer = order.transfer
+            is_part = assembles and transfer is not None
+            id, reservation = ReplicaId(state.next_replica), Reservation.of(spec, belief, node, device)
+            if policy.brings_weights:
+                extra_bytes = state.weights.extra_bytes(node, given.costs.weights, assembles=is_part)
+                if belief.memory_bytes + extra_bytes > state.ledger.free_memory_bytes(node):
+                    break
+            if not state.ledger.reserve(id, reservation):
+                break
+            state.next_replica += 1
+            state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
+            stage.pool.add(replica)
+            if policy.brings_weights:
+                replica.is_provided, replica.transfer = True, transfer
+                weights, keeps = given.costs.weights, policy.keeps
+                state.weights.use(now_ns, id, node, weights, keeps, transfer, assembles=is_part)
+            self.begun.append(replica)
+            begun += 1
+        return begun
+
+    def begin_pipeline(self, starts: Sequence[ReplicaStart], bounds: tuple[int, ...]) -> int:
+        """Begin the parts of a pipeline, if there is room for all; returns how many."""
+        if len(starts) != len(bounds) - 1:
+            return 0
+        state = self.state
+        begun = self.begin(starts, assembles=True)
+        members = self.begun[len(self.begun) - begun :]
+        if begun < len(starts):
+            del self.begun[len(self.begun) - begun :]
+            for replica in members:
+                state.forget(self.now_ns, replica, self.given_up)
+            return 0
+        pipeline = LayerPipeline(PipelineId(state.next_pipeline), bounds)
+        state.next_pipeline += 1
+        for place, replica in enumerate(members):
+            pipeline.members[replica.id] = replica
+            replica.pipeline, replica.part = pipeline, Part(pipeline.id, place, bounds)
+            state.set_form(self.now_ns, replica, Form(bounds=bounds))
+        return begun
 
 
 def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[BeliefKey, int]:
@@ -80,125 +224,10 @@ def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[Bel
     return found
 
 
-def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int) -> ProvisionInput:
-    """What the policy sees."""
-    belief, costs = stage.beliefs[spec.variant, spec.slot.hardware], stage.start_costs(spec)
-    weights = costs.weights
-    sites = [
-        site
-        for site in state.ledger.sites(spec, belief)
-        if belief.memory_bytes + state.weights.extra_bytes(site.node.node.name, weights) <= site.node.free_memory_bytes
-    ]
-    monitor = stage.monitor
-    return ProvisionInput(
-        stage=stage.name,
-        spec=spec,
-        count=count,
-        sites=stage.preferred(now_ns, sites) if stage.avoided_ns else sites,
-        memory_bytes=belief.memory_bytes,
-        device_memory_bytes=belief.device_memory_bytes,
-        costs=costs,
-        belief=belief,
-        weights=state.weights.views(now_ns, weights),
-        sends=state.weights.sends(),
-        waiting=len(stage.queue.visits),
-        arrivals_rps=Traffic(buckets=tuple(monitor.buckets), bucket_ns=monitor.bucket_ns).rate_rps(RATE_NS),
-        served_rps=sum(
-            rate.ready * rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max]
-            for rate in stage.pool.rates
-            if rate.batch_max
-        ),
-    )
-
-
-def _ordered(now_ns: int, state: State, given: ProvisionInput, chain: WeightChain, keeps: bool) -> Transfer | None:
-    """A transfer that the policy wants; None if none of its receivers has memory for it."""
-    weights, costs = state.weights, given.costs
-    if chain.layers is None:
-        return weights.order(now_ns, costs.weights, chain.source, chain.receivers, keeps)
-    part = layers_of(costs.weights, costs.layer_bytes, chain.layers)
-    return weights.order_layers(now_ns, part, costs.weights, chain.source, chain.receivers, keeps)
-
-
-@dataclass(slots=True)
-class _Starts:
-    """The starts of one decision, as they are made."""
-
-    now_ns: int
-    state: State
-    stage: StageState
-    spec: ReplicaSpec
-    given: ProvisionInput
-    found: list[Transfer | None]
-    """What was ordered for each chain of the answer."""
-    keeps: bool
-    orders: list[StartReplica] = field(default_factory=list)
-    given_up: list[Action] = field(default_factory=list)
-    """Orders that end what a pipeline without room would have used."""
-
-    def begin(self, starts: Sequence[ReplicaStart]) -> list[Replica]:
-        """Start replicas of the whole model until one has no room; returns those that start."""
-        begun = self._reserve(starts, assembles=False)
-        self._order(begun)
-        return begun
-
-    def begin_pipeline(self, starts: Sequence[ReplicaStart], bounds: tuple[int, ...]) -> list[Replica]:
-        """Start the parts of a pipeline, if there is room for all; returns them."""
-        if len(starts) != len(bounds) - 1:
-            return []
-        begun, state = self._reserve(starts, assembles=True), self.state
-        if len(begun) < len(starts):
-            for replica in begun:
-                state.forget(self.now_ns, replica, self.given_up)
-            return []
-        pipeline = LayerPipeline(PipelineId(state.next_pipeline), bounds)
-        state.next_pipeline += 1
-        for place, replica in enumerate(begun):
-            pipeline.members[replica.id] = replica
-            replica.pipeline, replica.part = pipeline, Part(pipeline.id, place, bounds)
-            state.set_form(self.now_ns, replica, Form(bounds=bounds))
-        self._order(begun)
-        return begun
-
-    def _reserve(self, starts: Sequence[ReplicaStart], *, assembles: bool) -> list[Replica]:
-        """Replicas with their reservations and their weights. Those that assemble a model wait for their first
-        layers."""
-        state, given, weights, model = self.state, self.given, self.state.weights, self.given.costs.weights
-        begun: list[Replica] = []
-        for start in starts:
-            site = given.sites[start.site]
-            node = site.node.node.name
-            arrives, transfer = _transfer(start, node, self.found)
-            is_part = assembles and transfer is not None
-            needed_bytes = given.belief.memory_bytes + weights.extra_bytes(node, model, assembles=is_part)
-            if not arrives or needed_bytes > state.ledger.free_memory_bytes(node):
-                break
-            replica = begin_replica(self.now_ns, state, self.stage, self.spec, given.belief, site)
-            if replica is None:
-                break
-            replica.is_provided, replica.transfer = True, transfer
-            weights.use(self.now_ns, replica.id, node, model, self.keeps, transfer, assembles=is_part)
-            begun.append(replica)
-        return begun
-
-    def _order(self, replicas: Sequence[Replica]) -> None:
-        for replica in replicas:
-            placed = structs.replace(self.spec, node=replica.node, device=replica.device)
-            self.orders.append(StartReplica(replica.id, placed, replica.transfer, replica.part))
-
-
-def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> tuple[bool, TransferId | None]:
-    """Whether the weights of a start come to its node, or are there, and the transfer that it waits for."""
-    if start.chain is None:
-        return True, start.joins
-    order = found[start.chain]
-    return (True, order.transfer) if order is not None and node in order.receivers else (False, None)
-
-
 def first_weights_bytes(policy: Provision, costs: StartCosts) -> int:
     """The memory that the weights of the first replica on a node take, beside the replica's own; 0 if the policy orders
     no transfers."""
-    return 0 if policy.leaves_all else costs.weights.size_bytes
+    return costs.weights.size_bytes if policy.brings_weights else 0
 
 
 def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeights]) -> None:
@@ -212,17 +241,3 @@ def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeight
         free_bytes = state.ledger.free_memory_bytes(node) - state.weights.spare_bytes(node)
         if weights in kept and weights.size_bytes <= free_bytes:
             state.weights.note_files(now_ns, weights, node, keeps=True)
-
-
-def begin_replica(
-    now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, belief: Belief, site: Site
-) -> Replica | None:
-    """A new replica at this place, with its reservation; None if there is no room."""
-    node, device = site.node.node.name, site.device.device.name if site.device else None
-    id = ReplicaId(state.next_replica)
-    if not state.ledger.reserve(id, Reservation.of(spec, belief, node, device)):
-        return None
-    state.next_replica += 1
-    state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
-    stage.pool.add(replica)
-    return replica

@@ -114,7 +114,7 @@ class Replica:
     is_parting: bool = False
     """Whether its shadow was told to stop. It keeps its reservation until it has."""
     is_provided: bool = False
-    """Whether a provision policy has placed it, so that the core knows of its weights."""
+    """Whether a provision policy has brought its weights, so that the core knows of them."""
     transfer: TransferId | None = None
     """The transfer for which its start waits, or has waited; of a part, later the one that brings the other layers."""
     part: Part | None = None

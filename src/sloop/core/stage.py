@@ -1,6 +1,6 @@
 """One stage while it runs: its queue, its replicas, its estimates, and what its losses mean for the next start."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from sloop.core.protocols import Order, ServiceGap
 from sloop.core.queue import Queue
 from sloop.core.rates import BatchLimits
 from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, RunningBatch
-from sloop.core.views import Belief, BeliefKey, Site, StageView, StartCosts
+from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.text import number
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, StagePlan
@@ -196,10 +196,6 @@ class StageState:
         can = "can start" if self.start_backoff.charged else "is ready"
         why = f"no replica of stage {name!r} {can}: {self.backoff.error}; {then}"
         return ServiceGap(why, is_known=True, wait_ns=max(NS_PER_S, wait_ns + usual_ns - waited_ns))
-
-    def preferred(self, now_ns: int, sites: Sequence[Site]) -> Sequence[Site]:
-        """These sites without the avoided nodes, unless there is no other."""
-        return [site for site in sites if self.avoided_ns.get(site.node.node.name, 0) <= now_ns] or sites
 
     def recover(self) -> None:
         """A batch has finished: the stage works."""

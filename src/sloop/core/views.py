@@ -28,6 +28,7 @@ from sloop.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from sloop.core.protocols import Place
     from sloop.profile.interference import DeviceDemand, Interference
     from sloop.profile.pairs import BlockCosts
 
@@ -337,8 +338,7 @@ class WeightsView(Struct, frozen=True, gc=False):
     """When the transfer was ordered that is `arriving`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvisionInput:
+class ProvisionInput(Struct, frozen=True, kw_only=True):
     """Equal replicas of one stage that are to be started now, and all that a provision policy may know."""
 
     stage: str
@@ -348,10 +348,8 @@ class ProvisionInput:
     sites: Sequence[Site]
     """All places with room for one of them and its weights, in the order in which the nodes were declared. A place may
     have room for several."""
-    memory_bytes: int
-    """Memory that one takes on its node."""
-    device_memory_bytes: int
-    """Memory that one takes on its accelerator."""
+    place: "Place"
+    """The application's place policy, for a policy that leaves the choice to it."""
     costs: StartCosts
     belief: Belief
     """Of the replicas."""
@@ -414,6 +412,8 @@ class Provisioning(Struct, frozen=True):
     why: str = ""
     pipelines: tuple[tuple[int, ...], ...] = ()
     """The bounds of each new pipeline (`Part.bounds`). One that lacks room for a part is not started."""
+    asks_again: bool = False
+    """Whether to ask again for the replicas that are left, if all of these starts have room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class BestFit:
     ignores_names: ClassVar[bool] = True
 
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
-        return min(range(len(sites)), key=lambda index: (sites[index].node.node.on_demand, *_free(sites[index])))
+        keys = list(map(_free, sites))
+        return keys.index(min(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,19 @@ class SpreadPlacement:
     ignores_names: ClassVar[bool] = True
 
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
-        def room(index: int) -> tuple[float, float, float]:
-            share, memory_bytes, cores = _free(sites[index])
-            whole = sites[index].node.node.cores
+        def room(site: Site) -> tuple[float, float, float]:
+            _, share, memory_bytes, cores = _free(site)
+            whole = site.node.node.cores
             return share, memory_bytes, cores / whole if whole else 0.0
 
-        return max(range(len(sites)), key=room)
+        keys = list(map(room, sites))
+        return keys.index(max(keys))
 
 
-def _free(site: Site) -> tuple[float, float, float]:
-    """The free share and memory of the accelerator, and the free cores of the node. Replicas with a share of 0 do not
-    reduce the free share; only memory limits how many there are."""
-    if site.device is None:
-        return 0.0, 0.0, site.node.free_cores
-    return site.device.free_share, site.device.free_memory_bytes, site.node.free_cores
+def _free(site: Site) -> tuple[bool, float, float, float]:
+    """Whether the node is on demand, the free share and memory of the accelerator, and the free cores of the node.
+    Replicas with a share of 0 do not reduce the free share; only memory limits how many there are."""
+    node, device = site.node, site.device
+    if device is None:
+        return node.node.on_demand, 0.0, 0.0, node.free_cores
+    return node.node.on_demand, device.free_share, device.free_memory_bytes, node.free_cores

@@ -14,8 +14,8 @@ from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, Repl
 from sloop.options import check_range
 from sloop.policies.sourcing import (
     PipelineSites,
-    SiteRoom,
     Transfers,
+    TriedStarts,
     completing,
     finds_plans,
     fresh_in_turn,
@@ -51,7 +51,7 @@ class CheapestStart:
     nodes with the weights first.
     """
 
-    leaves_all: ClassVar[bool] = False
+    brings_weights: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
     partition: bool = False
     """Whether starts may be parts of one model, if its layers were measured."""
@@ -135,26 +135,25 @@ class CheapestStart:
     def _chosen(self, now_ns: int, given: ProvisionInput, copy: "_WeightCopy") -> "list[_ChosenStart]":
         """The starts that are ready soonest, in this order. Of equally good starts, those on the nodes with the most
         room come first; if they need a new copy, one on each node comes first, then a second one on each."""
-        room, found = SiteRoom(given), {each.node: each for each in given.weights}
-        origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in room.sites}
-        ranks = {name: place for place, name in enumerate(fresh_in_turn(map(room.view, room.sites)))}
+        tried, found = TriedStarts(given), {each.node: each for each in given.weights}
+        origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in tried.nodes}
+        ranks = {name: place for place, name in enumerate(fresh_in_turn(tried.nodes.values()))}
 
         def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
             origin = origins[name]
             ready_s = origin.ready_s + (given.costs.process_s if taken >= self.spare_workers else 0.0)
             if origin.is_copied:
                 return ready_s, True, taken, ranks[name], name
-            return ready_s, False, -len(room.sites[name]), ranks[name], name
+            return ready_s, False, -tried.places[name], ranks[name], name
 
-        taken = dict.fromkeys(room.sites, 0)
-        heap = [key(name, 0) for name in room.sites]
+        taken = dict.fromkeys(tried.nodes, 0)
+        heap = [key(name, 0) for name in tried.nodes]
         heapify(heap)
         chosen: list[_ChosenStart] = []
         while heap and len(chosen) < given.count:
             ready_s, *_, name = heappop(heap)
-            index = room.take(name)
-            if index is not None:
-                chosen.append(_ChosenStart(index, name, origins[name], ready_s))
+            if tried.put(name):
+                chosen.append(_ChosenStart(tried.chosen[-1], name, origins[name], ready_s))
                 taken[name] += 1
                 heappush(heap, key(name, taken[name]))
         return chosen

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, pairwise
 
+from msgspec import structs
+
+from sloop.core.ledger import Ledger
 from sloop.core.views import (
     CompletionInput,
     NodeView,
@@ -18,73 +21,52 @@ from sloop.core.views import (
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.solvers.starts import PlanColumns
 from sloop.text import counted, listed
-from sloop.units import ROUNDING
-from sloop.vocabulary import STORE
+from sloop.vocabulary import STORE, ReplicaId
 
 # Places
 
 
-class SiteRoom:
-    """What is left of the sites while replicas are put there."""
+class TriedStarts:
+    """Starts that are put on nodes in a copy of the ledger, one after another."""
 
     def __init__(self, given: ProvisionInput) -> None:
         self._given = given
-        self._nodes: dict[str, list[float]] = {}
-        self._devices: dict[int, tuple[float, int, int]] = {}
-        """By site, the share, memory and clients that are left of its device, once a replica was put there."""
-        self.sites: dict[str, list[int]] = {}
-        """By node, in the order in which nodes were declared."""
-        last, own = None, list[int]()
+        self._indexes: dict[tuple[str, str], int] = {}
+        """The site of each node and device."""
+        self.nodes: dict[str, NodeView] = {}
+        """Those with a site, as they were before any start, in the order in which they were declared."""
+        self.places: dict[str, int] = {}
+        """By node, how many sites it has."""
         for index, site in enumerate(given.sites):
-            if site.node is not last:
-                last = site.node
-                own = self.sites.setdefault(last.node.name, [])
-                self._nodes[last.node.name] = [last.free_cores, last.free_memory_bytes]
-            own.append(index)
+            name = site.node.node.name
+            self._indexes[name, site.device.device.name if site.device else ""] = index
+            self.nodes[name] = site.node
+            self.places[name] = self.places.get(name, 0) + 1
+        self._ledger = Ledger.of(self.nodes.values())
+        self.chosen: list[int] = []
+        """The sites of the starts."""
 
-    def view(self, name: str) -> NodeView:
-        """A node as it was before any replica was put there."""
-        return self._given.sites[self.sites[name][0]].node
+    def put(self, name: str) -> bool:
+        """Put one more start on a node, on the first device with room; returns whether it has room."""
+        given = self._given
+        made = self._ledger.place(ReplicaId(len(self.chosen)), structs.replace(given.spec, node=name), given.belief)
+        index = None if made is None else self._indexes.get((name, made.device))
+        if index is None:
+            return False
+        self.chosen.append(index)
+        return True
 
-    def take(self, name: str) -> int | None:
-        """Put one replica on a node, on the first device with room; returns the site, or None if there is no room."""
-        given, node = self._given, self._nodes[name]
-        slot = given.spec.slot
-        if slot.cores > node[0] + ROUNDING or given.memory_bytes > node[1]:
-            return None
-        for index in self.sites[name]:
-            device = given.sites[index].device
-            if device is not None:
-                share, memory_bytes, clients = self._devices.get(
-                    index, (device.free_share, device.free_memory_bytes, device.free_clients)
-                )
-                if slot.share > share + ROUNDING or given.device_memory_bytes > memory_bytes or clients < 1:
-                    continue
-                self._devices[index] = share - slot.share, memory_bytes - given.device_memory_bytes, clients - 1
-            node[0] -= slot.cores
-            node[1] -= given.memory_bytes
-            return index
-        return None
-
-    def fill(self, names: Iterable[str], chosen: list[int]) -> None:
-        """Put replicas on one node after the other, until there are enough."""
+    def fill(self, names: Iterable[str]) -> None:
+        """Put starts on one node after the other, until there are enough."""
         for name in names:
-            while len(chosen) < self._given.count and (index := self.take(name)) is not None:
-                chosen.append(index)
+            while len(self.chosen) < self._given.count and self.put(name):
+                pass
 
-    def spread(self, names: Iterable[str], chosen: list[int]) -> None:
-        """Put one replica on each node, then a second one on each, until there are enough or there is no room."""
+    def spread(self, names: Iterable[str]) -> None:
+        """Put one start on each node, then a second one on each, until there are enough or there is no room."""
         left = list(names)
-        while left and len(chosen) < self._given.count:
-            stay: list[str] = []
-            for name in left:
-                if len(chosen) == self._given.count:
-                    break
-                index = self.take(name)
-                if index is not None:
-                    chosen.append(index)
-                    stay.append(name)
-            left = stay
+        while left and len(self.chosen) < self._given.count:
+            left = [name for name in left if len(self.chosen) < self._given.count and self.put(name)]
 
 
 def fresh_in_turn(views: Iterable[NodeView]) -> list[str]:

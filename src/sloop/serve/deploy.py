@@ -437,7 +437,7 @@ def check_weights(setup: ApplicationSetup, models: Models) -> None:
         return
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
-            if not (setup.system.policies.provision.leaves_all or models[stage.name, variant.name].source):
+            if not (models[stage.name, variant.name].source or not setup.system.policies.provision.brings_weights):
                 raise InputError(
                     f"the `provision` policy brings {variant.name!r} to its nodes, but it was not fetched from a store",
                     where=application.locate(f"stages[{index}]"),

@@ -733,7 +733,7 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
 def check_nodes(setup: ApplicationSetup, *, has_agents: bool) -> None:
     """InputError for a system that does what is done on other nodes only: those of agents, or this machine."""
     where = setup.application.system.declared.where
-    if not has_agents and not (setup.system.policies.provision.leaves_all or starts_parts(setup)):
+    if not has_agents and setup.system.policies.provision.brings_weights and not starts_parts(setup):
         raise InputError(
             "its `provision` policy orders transfers between nodes, and this server has one machine",
             where=where,

@@ -61,7 +61,7 @@ def rules_of(setup: ApplicationSetup) -> Rules:
     """What the records of an application version are checked against."""
     policies = setup.system.policies
     return Rules(
-        setup.application, policies.order, policies.drop.is_hopeless, provides=not policies.provision.leaves_all
+        setup.application, policies.order, policies.drop.is_hopeless, provides=policies.provision.brings_weights
     )
 
 

@@ -39,10 +39,10 @@ from sloop.api.policies import (
     Belief,
     ClusterView,
     CompletionInput,
+    NodeView,
     Provisioning,
     ProvisionInput,
     ReplicaStart,
-    Site,
     StageView,
     sourcing,
     targets,
@@ -63,7 +63,7 @@ class Flashpoint:
     accelerators of one node slow each other down: it fills the nodes with the weights first.
     """
 
-    leaves_all: ClassVar[bool] = False
+    brings_weights: ClassVar[bool] = True
     locality: bool = True
     """Replicas start first on nodes that have the weights, then one on each other node, and weights come from nodes
     that have them; without it, each start is a download from the store, on the node with the fewest replicas."""
@@ -207,34 +207,30 @@ def primed_first(given: ProvisionInput, ready: AbstractSet[str], coming: Abstrac
     room first. Then each other node gets one replica, so that many nodes will have the weights: the least used first,
     racks in turn. Then each gets a second one, and so on.
     """
-    room, chosen = sourcing.SiteRoom(given), list[int]()
-    primed = [name for name in room.sites if name in ready | coming]
-    room.fill(sorted(primed, key=lambda name: (name not in ready, -len(room.sites[name]))), chosen)
-    room.spread(sourcing.fresh_in_turn(room.view(name) for name in room.sites if name not in ready | coming), chosen)
-    return chosen
+    tried = sourcing.TriedStarts(given)
+    primed = [name for name in tried.nodes if name in ready | coming]
+    tried.fill(sorted(primed, key=lambda name: (name not in ready, -tried.places[name])))
+    tried.spread(sourcing.fresh_in_turn(node for name, node in tried.nodes.items() if name not in ready | coming))
+    return tried.chosen
 
 
 def least_used_first(given: ProvisionInput) -> list[int]:
     """Each replica on the node that is least used, counting the replicas that were chosen before it."""
-    room, chosen = sourcing.SiteRoom(given), list[int]()
-    used = {sourcing.node_of(site): sourcing.used_part(site.node) for site in given.sites}
-    order = {name: place for place, name in enumerate(room.sites)}
-    left = set(room.sites)
-    while left and len(chosen) < given.count:
-        name = min(left, key=lambda name: (used[name], order[name]))
-        index = room.take(name)
-        if index is None:
-            left.discard(name)
-            continue
-        used[name] += _step(given.sites[index], given)
-        chosen.append(index)
-    return chosen
+    tried = sourcing.TriedStarts(given)
+    used = {name: sourcing.used_part(node) for name, node in tried.nodes.items()}
+    while used and len(tried.chosen) < given.count:
+        name = min(used, key=used.__getitem__)  # of equally used ones the first
+        if tried.put(name):
+            used[name] += _step(tried.nodes[name], given)
+        else:
+            del used[name]
+    return tried.chosen
 
 
-def _step(site: Site, given: ProvisionInput) -> float:
+def _step(view: NodeView, given: ProvisionInput) -> float:
     """By how much one more replica raises that fraction."""
-    devices, slot = site.node.devices, given.spec.slot
-    return slot.share / len(devices) if devices else slot.cores / max(ROUNDING, site.node.node.cores)
+    devices, slot = view.devices, given.spec.slot
+    return slot.share / len(devices) if devices else slot.cores / max(ROUNDING, view.node.cores)
 
 
 # Cuts

@@ -19,6 +19,7 @@ from sloop.core.views import (
     WeightsView,
 )
 from sloop.options import OutOfRange
+from sloop.profile.estimate import Estimate
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaSpec, Slot
 from sloop_systems.flashpoint.policy import Flashpoint
 from tests.policies.starts import BELIEF, PARTS, cluster, comes, given_of, has, in_parts, node_view, places
@@ -130,9 +131,10 @@ def test_nodes_that_have_the_weights_are_used_up_before_fresh_ones_and_those_one
 def test_a_node_without_devices_takes_as_many_as_its_cores_and_memory_hold(policy: Flashpoint) -> None:
     view = NodeView(Node("cpu", "cpu", 4.0, 100), 3.5, 25)
     spec = ReplicaSpec("only", "t5", Slot(1.0, "cpu"))
-    asked = replace(given_of([], 9), sites=[Site(view)], spec=spec, memory_bytes=10)
-    assert len(policy.provide(0, asked).starts) == 2
-    assert len(policy.provide(0, replace(asked, memory_bytes=1)).starts) == 3
+    for memory_bytes, expected in ((10, 2), (1, 3)):
+        belief = Estimate(structs.replace(BELIEF.profile, memory_bytes=memory_bytes), variant="t5")
+        asked = given_of([], 9, sites=[Site(view)], spec=spec, belief=belief)
+        assert len(policy.provide(0, asked).starts) == expected
 
 
 def test_the_reason_names_places_and_sources() -> None:

@@ -407,7 +407,7 @@ class MixedCluster:
         for size, count in sorted(shared, key=lambda pair: -pair[0].slot.cores):
             spec = ReplicaSpec("", size.belief.variant, size.slot)
             for _ in range(count):
-                if not ledger.place(ReplicaId(number), spec, size.belief):
+                if ledger.place(ReplicaId(number), spec, size.belief) is None:
                     left_over.append(size)
                 number += 1
         return left_over

@@ -256,7 +256,7 @@ class OnFewestHosts:
 
     policy: Provision
     per_host: int
-    leaves_all: ClassVar[bool] = False
+    brings_weights: ClassVar[bool] = True
 
     @property
     def keeps(self) -> bool:
@@ -268,7 +268,7 @@ class OnFewestHosts:
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         sites = given.sites[: -(-given.count // self.per_host)] if now_ns < FIRST_NS else given.sites
-        return self.policy.provide(now_ns, replace(given, sites=sites))
+        return self.policy.provide(now_ns, structs.replace(given, sites=sites))
 
     def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
         return self.policy.complete(now_ns, given)
