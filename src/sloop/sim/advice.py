@@ -30,7 +30,7 @@ from sloop.sim.scenarios import CHECK_FIRST, summary_of
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates
 from sloop.sim.world import AS_DECLARED, Clients, World, foretold
 from sloop.solvers.frontier import PricedWorth, cannot_be_better, cheapest, frontier
-from sloop.systems.planning import explain_plan
+from sloop.systems.planning import explained
 from sloop.systems.planning.advice import (
     AdviceReport,
     AdvisedChoice,
@@ -38,13 +38,13 @@ from sloop.systems.planning.advice import (
     FleetChoice,
     FleetKind,
     FleetNeed,
+    FleetPlan,
     FleetQuestion,
     LeftOut,
     ModelService,
     StepDown,
 )
-from sloop.systems.planning.report import PlanReport
-from sloop.systems.setup import set_up
+from sloop.systems.planning.prediction import ClusterPrediction
 from sloop.text import listed
 from sloop.units import NS_PER_S, quantile, to_ms
 from sloop.vocabulary import Outcome, Request, RequestId
@@ -200,6 +200,8 @@ class AdviceSearch:
         self._known: set[FleetChoice] = set()
         self._waiting: list[tuple[float, int, tuple[int, ...], FleetChoice]] = []
         self.found: dict[FleetChoice, AdvisedChoice] = {}
+        self.plans: dict[FleetChoice, FleetPlan] = {}
+        """Of the choices that were found."""
         self.totals = SearchTotals()
 
     def run(self) -> None:
@@ -303,6 +305,7 @@ class AdviceSearch:
         planned = self._fleets.plan(candidate)
         if cannot_be_better(points, price, min(enough, planned.served_max)):
             return None
+        self.plans[candidate] = planned
         return self.simulated(candidate, planned.why)
 
     def _points(self, system: int | None = None) -> list[PricedWorth]:
@@ -395,7 +398,7 @@ def advise(
     choices = [structs.replace(each, on_frontier=at in on) for at, each in enumerate(found)]
     at, most = cheapest(points, question.wanted), on[-1]
     best = most if at is None else at
-    plan = _explained(question, candidates[best])
+    plan = explained(_predicted(question, candidates[best], search.plans))
     fleets, totals = question.fleets, search.totals
     rate_rps = math.fsum(fleets.rates_rps.values())
     return AdviceReport(
@@ -428,11 +431,10 @@ def _order(choice: AdvisedChoice) -> tuple[float, float, bool, str]:
     return choice.usd_per_h, -choice.attainment_least, choice.as_needed, choice.name
 
 
-def _explained(question: Question, candidate: FleetChoice) -> PlanReport:
-    """The plan of a choice: at the mean rate, on nodes that come and go at the highest."""
-    setup = set_up(question.fleets.deployed(candidate), must_fit=False)
-    times = question.peak if candidate.fleet.as_needed else 1.0
-    return explain_plan(setup, question.fleets.rates(times))
+def _predicted(question: Question, candidate: FleetChoice, plans: Mapping[FleetChoice, FleetPlan]) -> ClusterPrediction:
+    """What the plan of a choice gives: at the mean rate, on nodes that come and go at the highest."""
+    planned = question.fleets.plan(candidate, question.peak) if candidate.fleet.as_needed else plans[candidate]
+    return planned.prediction
 
 
 def _steps(down: Sequence[AdvisedChoice]) -> list[StepDown]:

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from sloop.app.load import load_application
 from sloop.systems.planning.placement import Placement
-from sloop.systems.planning.prediction import Arrivals, PlanPrediction
 from sloop.systems.planning.steady import steady_plans
+from sloop.systems.planning.timing import Arrivals, PlanPrediction
 from sloop.systems.setup import ApplicationSetup, Setup, set_up
 from sloop.vocabulary import Plan
 

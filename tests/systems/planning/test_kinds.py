@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.infeasibility import beyond_cluster, cheapest, largest_nodes
-from sloop.systems.planning.prediction import PlanPrediction
+from sloop.systems.planning.timing import PlanPrediction
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning.scene import ENOUGH, only, profile, setup, stage

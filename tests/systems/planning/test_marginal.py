@@ -16,7 +16,7 @@ from sloop.systems.planning.marginal import (
     marginal_cost_at,
 )
 from sloop.systems.planning.placement import PlanShortfall
-from sloop.systems.planning.prediction import PlanPrediction
+from sloop.systems.planning.timing import PlanPrediction
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning import scene
 from tests.systems.planning.scene import ENOUGH, READING, nodes, placed, profile, setup, stage, steady_plan

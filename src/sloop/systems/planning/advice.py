@@ -21,11 +21,9 @@ from sloop.app.hardware import KINDS, HardwareKind
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.systems import build_system
-from sloop.systems.planning.infeasibility import shortfalls_of
-from sloop.systems.planning.placement import Placement
-from sloop.systems.planning.prediction import PlanPrediction
+from sloop.systems.planning.prediction import ClusterPrediction
 from sloop.systems.planning.report import PlacementReport, PlanReport
-from sloop.systems.planning.steady import steady_plans
+from sloop.systems.planning.timing import PlanPrediction
 from sloop.systems.setup import set_up
 from sloop.text import listed, number
 from sloop.vocabulary import Node, Path
@@ -360,6 +358,7 @@ class FleetChoice:
 class FleetPlan:
     """What a system plans for a fleet at some rates."""
 
+    prediction: ClusterPrediction
     counts: tuple[int, ...]
     """The nodes of each kind on which it has replicas."""
     feasible: bool
@@ -458,23 +457,17 @@ class FleetQuestion:
     def plan(self, candidate: FleetChoice, times: float = 1.0) -> FleetPlan:
         """What the system plans on the fleet for `times` the mean rates. InputError if it cannot plan for them."""
         setups = set_up(self.deployed(candidate), must_fit=False).applications
-        rates = self.rates(times)
-        plans = steady_plans(setups, rates).plans
-        placement = Placement(setups, plans, setups[0].application.cluster)
-        used = [node.hardware for node in placement.nodes]
-        found, parts = [], []
-        why = "; ".join(plan.why for plan in plans.values())
-        for setup in setups:
-            key = setup.application.key
-            prediction = PlanPrediction(setup, plans[key], rates[key])
-            found += shortfalls_of(setup, prediction, placement.rooms[key])
-            parts += _parts(prediction)
+        prediction = ClusterPrediction(setups, self.rates(times))
+        used = [node.hardware for node in prediction.placement.nodes]
+        applications = prediction.applications.values()
+        reasons = [shortfall.why for application in applications for shortfall in application.plan_shortfalls]
         return FleetPlan(
+            prediction,
             tuple(used.count(node.hardware) for node in self.kinds),
-            not found,
-            min(1.0, *parts),
-            why,
-            found[0].why if found else "",
+            not reasons,
+            min(1.0, *(part for application in applications for part in _parts(application.timing))),
+            "; ".join(application.plan.why for application in applications),
+            reasons[0] if reasons else "",
         )
 
     def needed(self, system: int, kinds: Sequence[int], times: float) -> FleetPlan:

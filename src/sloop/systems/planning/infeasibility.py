@@ -16,7 +16,7 @@ from msgspec import structs
 from sloop.app.hardware import local_limit
 from sloop.core.views import Belief
 from sloop.systems.planning.placement import PlanShortfall, Room
-from sloop.systems.planning.prediction import PathPrediction, PlanPrediction, StagePrediction
+from sloop.systems.planning.timing import PathPrediction, PlanPrediction, StagePrediction
 from sloop.systems.setup import ApplicationSetup
 from sloop.text import arrows, counted, listed, number
 from sloop.units import ROUNDING, at_least

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from sloop.core.planner import cores_by_hardware
 from sloop.core.views import Belief
 from sloop.systems.planning.placement import Placement, PlanShortfall
-from sloop.systems.planning.prediction import (
+from sloop.systems.planning.timing import (
     PlanPrediction,
     StageLoad,
     StagePrediction,

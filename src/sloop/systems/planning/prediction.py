@@ -1,396 +1,187 @@
-"""Predicts the time of a request at each stage and along each path, if a plan serves a steady rate.
+"""What applications on one cluster get at steady rates: the one prediction that `sloop plan` and `sloop advise` read.
 
-**Batches.** A work-conserving replica runs the smallest batch whose throughput meets its share of the rate. A request
-waits until that batch is full, (b - 1)/rate, at most for the batch before it (FA2, RTAS 2022, queueing model; Biscale,
-dissertation P4). A batch policy that waits on purpose is asked for how long, with the elapsed and the remaining time of
-a request that is as far as predicted; its batches hold what arrives meanwhile.
-
-**Arrivals.** `even`: the requests of a second are evenly spaced, which the published queueing models assume. `burst`:
-all requests of a second arrive at one instant, as from clients that send once a second (Sponge, Algorithm 2).
-
-**Visits that arrive together** are those of a burst, and the parts of one request after a fan-out (the declared mean).
-They fill batches at once, without waiting. Where they exceed one batch on every replica, the last of them waits for
-⌈visits / (batch × replicas)⌉ - 1 earlier batches. Stages in a row work on them at the same time, as in a flow shop, so
-along a path only the longest of these waits counts.
-
-**Groups.** Each group of equal replicas is predicted with the profile of its kind of hardware, its own largest batch
-and its part of the traffic: as the plan says (`Group.rate_rps`); else evenly per replica on one kind of hardware, which
-the published models assume, and in proportion to their throughput on several, because idle replicas take what waits.
-The slowest group decides how long a stage takes.
-
-**Shared cores.** Replicas whose cores are only reserved slow each other down as their profile says. They are predicted
-as if all that fit on a node ran batches all the time, so what they serve is right and how long they take pessimistic.
-
-**Shares of an accelerator** that are a cap slow replicas down as their profile says. Batches of other replicas on the
-accelerator are not counted: how much they overlap depends on all rates, and `sloop simulate` says it.
-
-The module must not know how a plan was found, nor on which nodes it is placed.
+A `ClusterPrediction` holds the plans that the systems keep (`steady`), where their replicas are (`placement`), how long
+requests take (`timing`) and what the plans lack (`infeasibility`). Only the plans are made at once; everything else is
+computed when it is read first, and once.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Final
 
-from sloop.app.application import Application, Stage
-from sloop.core.graph_estimates import LeastTimes, remaining_times
-from sloop.core.views import Belief, BeliefKey
-from sloop.profile.estimate import CrowdedEstimate, Estimate
-from sloop.solvers.queueing import fill_ms
+from sloop.core.planner import cores_by_hardware
+from sloop.core.views import CoreDemand
+from sloop.systems.planning.infeasibility import beyond_cluster, shortfalls_of
+from sloop.systems.planning.placement import Placement, PlanShortfall, Room
+from sloop.systems.planning.report import CoreLimit
+from sloop.systems.planning.steady import steady_plans
+from sloop.systems.planning.timing import Arrivals, PlanPrediction
 from sloop.systems.setup import ApplicationSetup
-from sloop.units import FOREVER_NS, ROUNDING, ms, round_up, to_ms
-from sloop.vocabulary import Group, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
+from sloop.text import counted, listed, number
+from sloop.units import at_least
+from sloop.vocabulary import Node
 
-Arrivals = Literal["even", "burst"]
-"""How the requests of one second arrive: evenly spaced, or all at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageLoad:
-    """The arrivals at a stage, and how long its batch policy waits for more."""
-
-    rate_rps: float
-    together: float = 1.0
-    """Visits that arrive at one instant, ≥ 1."""
-    patience_ms: float = 0.0
-    """How long the batch policy lets a lone visit wait for others while a replica is idle; 0 if work-conserving."""
-    burst: bool = False
-    """Whether nothing arrives between two groups of `together`, so that waiting longer fills no batch."""
+NAMED_MAX: Final = 3
+"""Applications that a limit names; the others are counted."""
+TOGETHER_MAX: Final = 16
+"""Of more applications than this, one more request of each is planned for while the others keep their plans: all plans
+again for each application would take minutes."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisitTiming:
-    """One visit's time at a stage. `wait_ms` is infinite where the replicas cannot keep up."""
+class ClusterPrediction:
+    """Applications at steady rates, in requests per second by application.
 
-    batch: int
-    service_ms: float
-    wait_ms: float
-    spread_ms: float = 0.0
-    """The part of `wait_ms` between the first and the last start of visits that arrived together."""
-
-    @property
-    def total_ms(self) -> float:
-        """From entering the stage to leaving it."""
-        return self.service_ms + self.wait_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a request is when it enters a stage, in ns since it was sent."""
-
-    elapsed_ns: int
-    deadline_ns: int
-    remaining_ns: int
-    """A lower bound of the time from leaving the stage to the answer."""
-
-
-def smallest_batch(belief: Belief, slot: Slot, batch_max: int, rate_rps: float) -> int | None:
-    """The smallest batch with which one replica serves `rate_rps`; None where none up to `batch_max` does."""
-    return next((b for b in range(1, batch_max + 1) if b * 1e3 >= rate_rps * belief.latency_ms(b, slot)), None)
-
-
-def throughput_rps(belief: Belief, slot: Slot, batch_max: int) -> float:
-    """The most that one replica serves, in requests per second, with batches up to `batch_max`."""
-    return max(b * 1e3 / belief.latency_ms(b, slot) for b in range(1, batch_max + 1))
-
-
-def like_replicas(target: StagePlan, beliefs: Mapping[BeliefKey, Belief]) -> dict[Group, float]:
-    """For each group with replicas, how many of its replicas the whole stage is worth: each gets the rate divided by
-    this number. If all replicas are equal, it is how many there are.
-
-    The traffic is divided as the plan says. If it does not say, each replica gets the same on one kind of hardware; on
-    several, replicas get traffic in proportion to their throughput.
+    `beside` is an application of another prediction: this one has that application alone, at another rate, while all
+    others keep the plans that they have there. `clock` returns nanoseconds and times the decisions.
     """
-    groups = [group for group in target.groups if group.count]
-    replicas = sum(group.count for group in groups)
-    kinds = {(group.spec.slot.hardware, group.spec.slot.accelerator) for group in groups}
-    says = len(groups) > 1 and all(group.rate_rps for group in groups)
-    if not says and len(kinds) < 2:
-        return dict.fromkeys(groups, float(replicas))
-    if says:
-        each_rps = {group: group.rate_rps / group.count for group in groups}
-    else:
-        each_rps = {group: _capacity_rps(target, group, beliefs) for group in groups}
-    total_rps = math.fsum(group.count * each_rps[group] for group in groups)
-    return {group: total_rps / each_rps[group] for group in groups}
-
-
-def batch_limit(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> int:
-    """The largest batch that the replicas of a group are sent."""
-    return min(target.batch_max_of(group), beliefs[group.spec.variant, group.spec.slot.hardware].batch_max)
-
-
-def _capacity_rps(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> float:
-    belief = beliefs[group.spec.variant, group.spec.slot.hardware]
-    return throughput_rps(belief, group.spec.slot, batch_limit(target, group, beliefs))
-
-
-def timing(belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
-    """Waiting and service at one of `replicas` > 0 equal replicas that share `load` evenly."""
-    share_rps = load.rate_rps / replicas
-    least = smallest_batch(belief, slot, batch_max, share_rps)
-    if least is None:
-        return VisitTiming(batch_max, belief.latency_ms(batch_max, slot), math.inf)
-    together = max(1, round_up(load.together))
-    if load.patience_ms:
-        joining = load.rate_rps * load.patience_ms / 1e3 if load.rate_rps and not load.burst else 0.0
-        batch = batch_max if joining >= batch_max - together else max(least, together + int(joining))
-        wait_ms = load.patience_ms if batch < batch_max else fill_ms(max(1, batch_max - together + 1), load.rate_rps)
-        service_ms = belief.latency_ms(batch, slot)
-    else:
-        batch = max(least, min(together, batch_max))
-        service_ms = belief.latency_ms(batch, slot)
-        wait_ms = min(fill_ms(max(1, batch - together + 1), share_rps), service_ms)
-    spread_ms = (max(1, round_up(together / (batch * replicas))) - 1) * service_ms
-    return VisitTiming(batch, service_ms, wait_ms + spread_ms, spread_ms)
-
-
-class StagePrediction:
-    """One stage of a plan: its replicas, what arrives there, and how long its visits take."""
 
     def __init__(
-        self, setup: ApplicationSetup, stage: Stage, target: StagePlan | None, rate_rps: float, arrivals: Arrivals
+        self,
+        setups: Sequence[ApplicationSetup],
+        rates_rps: Mapping[str, float],
+        arrivals: Arrivals = "even",
+        *,
+        beside: "ApplicationPrediction | None" = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        application = setup.application
-        self.name = stage.name
-        self.target = target
-        self.beliefs = stage_beliefs(setup, stage.name)
-        self.groups = [group for group in target.groups if group.count] if target else []
-        self.replicas = sum(group.count for group in self.groups)
-        self.like_replicas = like_replicas(target, self.beliefs) if target else {}
-        self.visits = application.visits[stage.name]
-        """Visits per request."""
-        self.rate_rps = rate_rps * self.visits
-        self.burst = arrivals == "burst"
-        self.parts = _parts(application, stage.name)
-        """Visits of one request that arrive together; 1 where the stage runs once per request."""
-        self.together = max(self.parts, round_up(self.rate_rps)) if self.burst else self.parts
-        self.visited: list[VisitPrediction] = []
-        """One prediction per path that leads here, or one for all; filled by `PlanPrediction`."""
-        self._batch = setup.system.policies.batch
-        self._cluster = application.cluster
+        self.setups, self.rates_rps, self.arrivals, self.beside = setups, rates_rps, arrivals, beside
+        self.cluster: Sequence[Node] = setups[0].application.cluster
+        self.steady = steady_plans(setups, rates_rps, others=beside.kept_from_it if beside else (), clock=clock)
+        self.applications = {each.application.key: ApplicationPrediction(self, each) for each in setups}
 
-    def belief(self, group: Group) -> Estimate:
-        """The belief about the replicas of a group. A capped share of an accelerator slows them down. Replicas that
-        share the cores of a node are taken to be as many on one node as fit there, and all busy."""
-        slot = group.spec.slot
-        found = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
-        if not found.shares(slot):
+    @cached_property
+    def placement(self) -> Placement:
+        """Where all replicas are on the empty cluster."""
+        return Placement(self.setups, self.steady.plans, self.cluster)
+
+    @cached_property
+    def shortfalls(self) -> list[PlanShortfall]:
+        """What the plans lack; first what all applications together lack, if each alone could have it."""
+        found = [shortfall for application in self.applications.values() for shortfall in application.shortfalls]
+        if len(self.setups) == 1 or not found:
             return found
-        if slot.accelerator:
-            return CrowdedEstimate(found, 1) if slot.is_capped and slot.share else found
-        if slot.is_capped:
-            return found
-        most = max((int(cores / slot.cores + ROUNDING) for cores in self._node_cores(slot.hardware)), default=1)
-        return CrowdedEstimate(found, max(1, min(group.count, most)))
+        return [*beyond_cluster([each.timing for each in self.applications.values()], self.cluster), *found]
 
-    def _node_cores(self, hardware: str) -> list[float]:
-        return [node.cores for node in self._cluster if node.hardware == hardware]
-
-    def batch_max(self, group: Group) -> int:
-        """The largest batch that the replicas of a group are sent."""
-        return batch_limit(self.target, group, self.beliefs) if self.target else 1
-
-    def group_rps(self, group: Group) -> float:
-        """The visits per second that all replicas of a group get."""
-        return self.rate_rps * group.count / self.like_replicas[group] if group.count else 0.0
-
-    def visit(self, progress: Progress, spread_ms: float) -> "VisitPrediction":
-        """A visit of a request with this `progress`; visits that started out together arrive within `spread_ms`."""
-        loads = {group: self._load(progress, group) for group in self.groups}
-        return VisitPrediction(self, loads, spread_ms)
-
-    @property
-    def slowest(self) -> "VisitPrediction":
-        """The visit that takes longest, of all paths that lead here."""
-        return max(self.visited, key=lambda visit: visit.total_ms)
-
-    @property
-    def alone_ms(self) -> float:
-        """Batches of one without any waiting, on the slowest replica."""
-        return max((self.belief(group).latency_ms(1, group.spec.slot) for group in self.groups), default=0.0)
-
-    @property
-    def rate_max_rps(self) -> float:
-        """What the replicas serve if the rate is divided among them as it is now: the first that is full decides."""
-        each = [
-            throughput_rps(self.belief(group), group.spec.slot, self.batch_max(group)) * self.like_replicas[group]
-            for group in self.groups
+    def demands_beside(self, key: str) -> list[CoreDemand]:
+        """The cores of all applications but one."""
+        if self.beside is not None:
+            return self.beside.whole.demands_beside(key)
+        return [
+            CoreDemand(other, hardware, cores, each.setup.application.weight)
+            for other, each in self.applications.items()
+            for hardware, cores in cores_by_hardware(each.plan).items()
+            if other != key
         ]
-        return min(each, default=0.0)
 
-    def _load(self, progress: Progress, group: Group) -> StageLoad:
-        """What arrives, and the patience of the batch policy for a visit while a replica of `group` is idle."""
-        return StageLoad(self.rate_rps, self.together, self._patience_ms(progress, group), self.burst)
-
-    def _patience_ms(self, progress: Progress, group: Group) -> float:
-        """How long the batch policy lets the first visit of a batch wait for others, which arrive evenly spaced: the
-        policy may wait longer the more there are."""
-        now_ns = progress.elapsed_ns
-        visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
-        costs_ns = self.belief(group).costs_ns(group.spec.slot)
-        wait_ns = self.target.wait_ns if self.target else 0
-        most = self.batch_max(group)
-        gap_ms = 1e3 / self.rate_rps if self.rate_rps and not self.burst else math.inf
-        for count in range(1, most + 1):
-            arrived_ms = (count - 1) * gap_ms if count > 1 else 0.0
-            take = self._batch.decide(now_ns, [visit] * count, most, costs_ns, wait_ns, progress.remaining_ns)
-            if take.count or take.skip:
-                return arrived_ms
-            until_ms = to_ms(take.wait_until_ns - now_ns) if take.wait_until_ns < FOREVER_NS else math.inf
-            if until_ms <= count * gap_ms:
-                return max(until_ms, arrived_ms)
-        return until_ms
+    def cores_of(self, hardware: str) -> float:
+        """The cores of the cluster on a kind of hardware; "" is any kind."""
+        return sum(node.cores for node in self.cluster if hardware in ("", node.hardware))
 
 
-class VisitPrediction:
-    """How long one visit to a stage takes, on each group of its replicas."""
+class ApplicationPrediction:
+    """One application of a `ClusterPrediction`, its `whole`."""
 
-    def __init__(self, stage: StagePrediction, loads: Mapping[Group, StageLoad], arrival_spread_ms: float) -> None:
-        self.stage = stage
-        self.loads = loads
-        self.arrival_spread_ms = arrival_spread_ms
-        """The time between the first and the last arrival of visits that started out together."""
-        self.timings = {
-            group: self.timing(
-                stage.belief(group), group.spec.slot, stage.batch_max(group), stage.like_replicas[group], load
-            )
-            for group, load in loads.items()
-        }
-        self.slowest = max(self.timings.values(), key=lambda found: found.total_ms, default=None)
-        """The timing on the slowest replica; None without replicas."""
-        without_ms = math.inf if stage.rate_rps else 0.0
-        self.total_ms = without_ms if self.slowest is None else self.slowest.total_ms
-        """The time on the slowest replica; infinite where there is none for what arrives."""
-        self.departure_spread_ms = max([arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
-        """The time between the first and the last departure of visits that started out together."""
+    def __init__(self, whole: ClusterPrediction, setup: ApplicationSetup) -> None:
+        self.whole, self.setup = whole, setup
+        self.key = setup.application.key
+        self.plan, self.rate_rps = whole.steady.plans[self.key], whole.rates_rps[self.key]
 
-    def timing(self, belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
-        """The visit's time on these replicas. Visits that already arrive spread out wait less for each other."""
-        found = timing(belief, slot, batch_max, replicas, load)
-        return replace(found, wait_ms=found.wait_ms - min(self.arrival_spread_ms, found.spread_ms))
+    @cached_property
+    def timing(self) -> PlanPrediction:
+        """How long requests take."""
+        return PlanPrediction(self.setup, self.plan, self.rate_rps, self.whole.arrivals)
 
+    @cached_property
+    def otherwise(self) -> PlanPrediction:
+        """How long requests take under the other assumption about arrivals."""
+        arrivals: Arrivals = "burst" if self.whole.arrivals == "even" else "even"
+        return PlanPrediction(self.setup, self.plan, self.rate_rps, arrivals)
 
-@dataclass(frozen=True, slots=True)
-class PathPrediction:
-    """How long a request takes along one path."""
+    def is_feasible(self, arrivals: Arrivals) -> bool:
+        """Whether the plan lacks nothing under this assumption about arrivals."""
+        return not (self.plan_shortfalls if arrivals == self.whole.arrivals else self._shortfalls_otherwise)
 
-    path: Path
-    visits: tuple[VisitPrediction, ...]
-    predicted_ms: float
+    @cached_property
+    def room(self) -> Room:
+        """The room that its replicas find."""
+        beside = self.whole.beside
+        if beside is not None:
+            return beside.whole.placement.room_for(self.key, self.plan)
+        return self.whole.placement.rooms[self.key]
 
-    @property
-    def slo_ms(self) -> float:
-        """The path's deadline."""
-        return to_ms(self.path.slo_ns)
+    @cached_property
+    def plan_shortfalls(self) -> list[PlanShortfall]:
+        """What its plan lacks, whoever has it."""
+        return shortfalls_of(self.setup, self.timing, self.room)
 
-    @property
-    def slack_ms(self) -> float:
-        """Deadline - prediction: negative where the deadline is missed."""
-        return self.slo_ms - self.predicted_ms
+    @cached_property
+    def _shortfalls_otherwise(self) -> list[PlanShortfall]:
+        """What its plan lacks under the other assumption about arrivals."""
+        return shortfalls_of(self.setup, self.otherwise, self.room)
 
+    @cached_property
+    def limits(self) -> list[CoreLimit]:
+        """Where the other applications leave it fewer cores than it wants."""
+        limits = self.whole.steady.limits
+        left = {hardware: cores for (key, hardware), cores in limits.items() if key == self.key}
+        if not left:
+            return []
+        alone = steady_plans([self.setup], {self.key: self.rate_rps}).plans[self.key]
+        wants = cores_by_hardware(alone)
+        needs = {hardware: min(wants.get(hardware, 0.0), self.whole.cores_of(hardware)) for hardware in left}
+        return [self._limit(kind, needs[kind], has) for kind, has in left.items() if not at_least(has, needs[kind])]
 
-class PlanPrediction:
-    """A plan at a rate: every stage and every path of the application."""
-
-    def __init__(self, setup: ApplicationSetup, plan: Plan, rate_rps: float, arrivals: Arrivals = "even") -> None:
-        application = setup.application
-        targets = {target.stage: target for target in plan.stages}
-        self.plan, self.rate_rps, self.arrivals = plan, rate_rps, arrivals
-        self.stages = {
-            stage.name: StagePrediction(setup, stage, targets.get(stage.name), rate_rps, arrivals)
-            for stage in application.order
-        }
-        self._application, self._declared = application, application.declared_paths
-        self._remaining_ns = _remaining_ns(setup, targets)
-        self._everywhere = {} if application.declared_paths else self._visits_everywhere()
-        found = [self._path(path) for path in application.paths]
-        self.paths: Sequence[PathPrediction] = sorted(found, key=lambda path: path.slack_ms)
-        """The path with the least slack comes first."""
-        for stage in self.stages.values():
-            if not stage.visited:  # on none of the declared paths
-                self._visit(stage.name, 0.0, application.slo_ns, 0.0)
-
-    @property
-    def predicted_ms(self) -> float:
-        """The time along the longest path."""
-        return max((found.predicted_ms for found in self.paths), default=0.0)
-
-    def tightest(self, stage: str) -> PathPrediction | None:
-        """The path through a stage that has the least slack."""
-        return next((found for found in self.paths if stage in found.path.stages), None)
-
-    def _visit(self, name: str, elapsed_ms: float, deadline_ns: int, spread_ms: float) -> VisitPrediction:
-        # Behind a stage that cannot keep up, predict as if requests arrived all the same, and at once.
-        elapsed_ns = ms(elapsed_ms) if math.isfinite(elapsed_ms) else 0
-        visit = self.stages[name].visit(Progress(elapsed_ns, deadline_ns, self._remaining_ns[name]), spread_ms)
-        self.stages[name].visited.append(visit)
-        return visit
-
-    def _path(self, path: Path) -> PathPrediction:
-        visits = [self._everywhere[name] for name in path.stages] if self._everywhere else self._visits_along(path)
-        return PathPrediction(path, tuple(visits), math.fsum(visit.total_ms for visit in visits))
-
-    def _visits_along(self, path: Path) -> list[VisitPrediction]:
-        """The visits of a request that takes this declared path and no other. Its deadline at a stage is, as in a run,
-        the loosest of the declared paths that begin as it did and that it may still turn out to be on."""
-        possible = [other for other in self._declared if other.stages[0] == path.stages[0]]
-        visits: list[VisitPrediction] = []
-        passed: set[str] = set()
-        elapsed_ms = 0.0
-        for name in path.stages:
-            passed.add(name)
-            deadline_ns = max(other.slo_ns for other in possible if passed <= set(other.stages))
-            spread_ms = self._arrival_spread_ms(name, visits[-1:])
-            visits.append(self._visit(name, elapsed_ms, deadline_ns, spread_ms))
-            elapsed_ms += visits[-1].total_ms
-        return visits
-
-    def _visits_everywhere(self) -> dict[str, VisitPrediction]:
-        """The visits of a request that passes all stages and enters each when all stages before it are done."""
-        visits: dict[str, VisitPrediction] = {}
-        left_ms: dict[str, float] = {}
-        for stage in self._application.order:
-            elapsed_ms = max((left_ms[before] for before in stage.after), default=0.0)
-            spread_ms = self._arrival_spread_ms(stage.name, [visits[before] for before in stage.after])
-            visits[stage.name] = self._visit(stage.name, elapsed_ms, self._application.slo_ns, spread_ms)
-            left_ms[stage.name] = elapsed_ms + visits[stage.name].total_ms
-        return visits
-
-    def _arrival_spread_ms(self, name: str, before: Sequence[VisitPrediction]) -> float:
-        """How far the stages before have spread out the visits that started out together: those of one burst, or
-        those for the parts of one request if both stages run for the same parts."""
-        scopes = self._application.graph.scopes
-        burst = self.arrivals == "burst"
-        together = [visit for visit in before if burst or scopes[name] == scopes[visit.stage.name] != ""]
-        return min((visit.departure_spread_ms for visit in together), default=0.0)
-
-
-def _remaining_ns(setup: ApplicationSetup, targets: Mapping[str, StagePlan]) -> dict[str, int]:
-    """Per stage, a lower bound of the time from leaving it to the answer, as batch policies see it in a run."""
-    least_ns: dict[str, LeastTimes] = {}
-    for stage in setup.application.stages:
-        target = targets.get(stage.name)
-        specs = [group.spec for group in target.groups if group.count] if target else []
-        beliefs = setup.beliefs
-        alone_ns = min(
-            (beliefs[stage.name, each.variant, each.slot.hardware].costs_ns(each.slot)[1] for each in specs), default=0
+    def _limit(self, hardware: str, needs: float, has: float) -> CoreLimit:
+        demands = self.whole.demands_beside(self.key)
+        others = [(each.key, each.cores) for each in demands if each.hardware == hardware and each.cores]
+        others.sort(key=lambda other: -other[1])
+        several = len({node.hardware for node in self.whole.cluster}) > 1
+        named = [f"{name} has {number(cores)}" for name, cores in others[:NAMED_MAX]]
+        if len(others) > NAMED_MAX:
+            rest = sum(cores for _, cores in others[NAMED_MAX:])
+            named.append(f"{counted(len(others) - NAMED_MAX, 'other')} {number(rest)}")
+        why = (
+            f"the other applications leave it {number(has)} of the {number(needs)} {'core' if needs == 1 else 'cores'}"
+            f"{f' of {hardware}' if several else ''} that it would have alone: {listed(named)}"
         )
-        least_ns[stage.name] = alone_ns, alone_ns  # only drop policies ask for the second, with full batches
-    return {name: alone_ns for name, (alone_ns, _) in remaining_times(setup.application.graph, least_ns).items()}
+        return CoreLimit(hardware, needs, has, tuple(others), why)
 
+    @cached_property
+    def shortfalls(self) -> list[PlanShortfall]:
+        """What its plan lacks, and which others have it; empty if the plan is feasible."""
+        if not self.plan_shortfalls:
+            return []
+        return [*self.plan_shortfalls, *(self._limited_by(limit) for limit in self.limits)]
 
-def stage_beliefs(setup: ApplicationSetup, stage: str) -> dict[BeliefKey, Estimate]:
-    """The beliefs about one stage, by variant and kind of hardware."""
-    return {(variant, kind): belief for (name, variant, kind), belief in setup.beliefs.items() if name == stage}
+    def _limited_by(self, limit: CoreLimit) -> PlanShortfall:
+        """A limit as a reason why the plan is not feasible."""
+        return PlanShortfall(
+            "cores",
+            limit.why,
+            needs=limit.needs,
+            has=limit.has,
+            unit="cores",
+            application=self.key,
+            hardware=limit.hardware,
+        )
 
+    @property
+    def kept_from_it(self) -> list[CoreDemand]:
+        """The cores that it cannot have: those of the others and, where it is limited, all that the divide policy gives
+        to others."""
+        limited = {limit.hardware: limit.has for limit in self.limits}
+        found = [demand for demand in self.whole.demands_beside(self.key) if demand.hardware not in limited]
+        for hardware, cores in limited.items():
+            found.append(CoreDemand("", hardware, self.whole.cores_of(hardware) - cores))
+        return found
 
-def _parts(application: Application, name: str) -> float:
-    """How many visits of one request arrive at a stage together: the declared mean of its fan-out, thinned out by the
-    branches since."""
-    graph, visits = application.graph, application.visits
-    scope = graph.scopes[name]
-    each = graph.stages[scope].each if scope else None
-    if each is None or not visits[scope]:
-        return 1.0
-    return max(1.0, each.mean * visits[name] / visits[scope])
+    @cached_property
+    def with_one_more(self) -> "ApplicationPrediction":
+        """The application with one more request per second. The other applications keep their plans; if all together
+        want more cores than there are, the cores are divided anew."""
+        whole, rate_rps = self.whole, self.rate_rps + 1
+        if whole.steady.limits and len(whole.setups) <= TOGETHER_MAX:
+            then = ClusterPrediction(whole.setups, {**whole.rates_rps, self.key: rate_rps}, whole.arrivals)
+        else:
+            then = ClusterPrediction([self.setup], {self.key: rate_rps}, whole.arrivals, beside=self)
+        return then.applications[self.key]

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from sloop.systems.planning.marginal import NOTHING, BindingConstraint, MarginalCost
 from sloop.systems.planning.placement import PlanShortfall
-from sloop.systems.planning.prediction import Arrivals
+from sloop.systems.planning.timing import Arrivals
 
 
 class StageReport(Struct, frozen=True):

@@ -27,7 +27,7 @@ from sloop.errors import InputError
 from sloop.policies.drop import Never
 from sloop.profile.estimate import Estimate
 from sloop.systems.planning.infeasibility import beyond_cluster
-from sloop.systems.planning.prediction import (
+from sloop.systems.planning.timing import (
     PlanPrediction,
     batch_limit,
     like_replicas,

@@ -11,7 +11,7 @@ from sloop.app.load import load_scenario
 from sloop.profile.estimate import Estimate
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.planning import explain_plan
-from sloop.systems.planning.prediction import (
+from sloop.systems.planning.timing import (
     StageLoad,
     VisitTiming,
     smallest_batch,
