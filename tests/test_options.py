@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -15,14 +15,15 @@ from msgspec import Struct
 from sloop.errors import InputError
 from sloop.options import (
     OutOfRange,
+    PositiveFloat,
     Range,
     Value,
     adjust,
     as_value,
     check_range,
+    check_ranges,
     describe,
     keys_of,
-    limited,
     nearest,
     read_options,
     written,
@@ -37,27 +38,28 @@ class Colour(StrEnum):
 
 class Part(Struct, frozen=True):
     replicas: int | None = None
-    cores: float | None = None
+    cores: PositiveFloat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    rate: float = limited(least=0, most=1e7)
+    rate: Annotated[float, Range(least=0, most=1e7)]
     file: Path = Path("here")
     colour: Colour = Colour.RED
     mode: Literal["fast", "slow"] = "fast"
-    times: int = limited(1, least=1, most=9)
-    length_s: float | None = limited(None, above=0)
-    rates: tuple[float, ...] = (1.0,)
+    times: Annotated[int, Range(least=1, most=9)] = 1
+    length_s: PositiveFloat | None = None
+    rates: tuple[PositiveFloat, ...] = (1.0,)
     matrix: tuple[tuple[float, ...], ...] = ((1.0,),)
     name: str = ""
-    wait_ns: int = s(1)
+    wait_ns: Annotated[int, Range(least=ms(1))] = s(1)
+    rest_ns: int = s(9)
     on: bool = False
     parts: Mapping[str, Part] = field(default_factory=dict)
     _memory: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_range("wait_ns", self.wait_ns, least=ms(1))
+        check_range("rest_ns", self.rest_ns, least=self.wait_ns)
 
 
 def value(content: object) -> Value:
@@ -99,7 +101,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"rate": 1, "times": 1.5}, "times: must be a whole number of at least 1 and at most 9, not 1.5"),
         ({"rate": 1, "times": True}, "times: must be a whole number of at least 1 and at most 9, not true"),
         ({"rate": 1, "length_s": 0}, "length_s: must be a number above 0, not 0"),
-        ({"rate": 1, "rates": [1, None]}, "rates[1]: must be a number; it has no value"),
+        ({"rate": 1, "rates": [1, None]}, "rates[1]: must be a number above 0; it has no value"),
         ({"rate": 1, "matrix": [[1], ["x"]]}, "matrix[1][0]: must be a number, not 'x'"),
         ({"rate": 1, "file": ""}, "file: must be text that is not empty, not ''"),
         ({"rate": 1, "on": 1}, "on: must be true or false, not 1"),
@@ -174,6 +176,24 @@ def test_what_is_out_of_range_is_named(number: float) -> None:
     assert caught.value.key == "cores"
     with pytest.raises(InputError, match=r"^f\.csv:3: must be a number above 0 and at most 1, not"):
         Range(above=0, most=1).check(number, "f.csv:3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rate": -1}, "rate must be a number of at least 0 and at most 10,000,000, not -1"),
+        ({"times": 10}, "times must be a number of at least 1 and at most 9, not 10"),
+        ({"length_s": 0}, "length_s must be a number above 0, not 0"),
+        ({"rates": (1.0, math.nan)}, "rates[1] must be a number above 0, not nan"),
+        ({"wait_ns": 0}, "wait_ms must be a time of at least 1 ms, not 0 ms"),
+        ({"parts": {"a": Part(cores=2), "b": Part(cores=-2)}}, "parts.b.cores must be a number above 0, not -2"),
+    ],
+)
+def test_ranges_of_options_made_in_python_are_those_of_the_annotations(wrong: dict[str, Any], message: str) -> None:
+    check_ranges(Sample(rate=0))
+    with pytest.raises(OutOfRange) as caught:
+        check_ranges(Sample(**{"rate": 1, **wrong}))
+    assert str(caught.value) == message
 
 
 def test_durations_are_named_as_users_write_them() -> None:

@@ -4,6 +4,9 @@ All user input passes through here: applications and scenarios, systems, policie
 mistake (an unknown or missing key, a wrong type, a value out of range) has one wording, and every error names file,
 line, key and the fix. YAML is parsed elsewhere (`sloop.app.document`); this module must not depend on the meaning of an
 option.
+
+The range of a number is in its annotation (`busy: Annotated[float, Range(above=0, most=1)]`, or `busy: Fraction`). It
+is checked when the option is read, and by `check_ranges` in options that are constructed in Python.
 """
 
 import typing
@@ -14,7 +17,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from math import inf, isfinite
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, NoReturn, TypeVar, Union
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, Union
 
 import msgspec
 
@@ -72,38 +75,43 @@ class Range:
         upper = f" at most {in_digits(self.most)}{unit}" if self.most < 1e9 or self.most < value < inf else ""
         return lower + (" and" if lower and upper else "") + upper
 
+    @property
+    def in_ms(self) -> "Range":
+        """The range of a duration in milliseconds; this one is in nanoseconds."""
+        return Range(self.above / NS_PER_MS, self.least / NS_PER_MS, self.most / NS_PER_MS)
+
+    def wrong(self, key: str, value: float) -> str:
+        """What is wrong with a value outside the range; one whose key ends in `_ns` is given in milliseconds."""
+        if key.endswith("_ns") and isfinite(value):
+            return f"must be a time{self.in_ms.text(to_ms(int(value)), ' ms')}, not {to_ms(int(value)):g} ms"
+        return f"must be a number{self.text(value)}, not {describe(value)}"
+
 
 ANY_NUMBER: Final = Range()
-
-
-def limited(
-    default: object = MISSING,
-    limits: Range | None = None,
-    *,
-    above: float = -inf,
-    least: float = -inf,
-    most: float = inf,
-) -> Any:  # noqa: ANN401  # as dataclasses.field
-    """A dataclass field for a number, or several; its range is checked when the option is read."""
-    metadata = {"limits": limits or Range(above, least, most)}
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+PositiveInt = Annotated[int, Range(above=0)]
+NonNegativeInt = Annotated[int, Range(least=0)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(least=0)]
+Fraction = Annotated[float, Range(above=0, most=1)]
 
 
 def check_range(key: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf) -> None:
     """Raise `OutOfRange` unless above < value, least ≤ value ≤ most and `value` is finite.
 
-    For the `__post_init__` of options that can also be constructed in Python. A `key` that ends in `_ns` is reported in
-    milliseconds.
+    For a range that depends on other options, in `__post_init__`; all others are in annotations. A `key` that ends in
+    `_ns` is reported in milliseconds.
     """
     limits = Range(above, least, most)
-    if limits.hold(value):
-        return
-    if key.endswith("_ns") and isfinite(value):
-        limits = Range(above / NS_PER_MS, least / NS_PER_MS, most / NS_PER_MS)
-        wrong = f"must be a time{limits.text(value / NS_PER_MS, ' ms')}, not {to_ms(int(value)):g} ms"
-    else:
-        wrong = f"must be a number{limits.text(value)}, not {describe(value)}"
-    raise OutOfRange(_written_key(key), wrong)
+    if not limits.hold(value):
+        raise OutOfRange(_written_key(key), limits.wrong(key, value))
+
+
+def check_ranges(options: object) -> None:
+    """Raise `OutOfRange` for the first number of a dataclass or Struct that is outside the range of its annotation.
+
+    For options that are constructed in Python: those that a user declares are checked where they are read.
+    """
+    _check_fields(options, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,22 +280,21 @@ class _Option:
 
     name: str
     hint: Any
-    limits: Range
     required: bool
+
+    @property
+    def limits(self) -> Range:
+        """The range of its annotation."""
+        return typing.get_args(self.hint)[1] if typing.get_origin(self.hint) is Annotated else ANY_NUMBER
 
 
 def _options_of(kind: type[object]) -> Mapping[str, _Option]:
     """The fields that `__init__` of a dataclass or msgspec Struct takes, by name."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     if not is_dataclass(kind):
-        return {f.name: _Option(f.name, hints[f.name], ANY_NUMBER, f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
+        return {f.name: _Option(f.name, hints[f.name], f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
     return {
-        f.name: _Option(
-            f.name,
-            hints[f.name],
-            f.metadata.get("limits", ANY_NUMBER),
-            required=f.default is MISSING and f.default_factory is MISSING,
-        )
+        f.name: _Option(f.name, hints[f.name], required=f.default is MISSING and f.default_factory is MISSING)
         for f in fields(kind)
         if f.init
     }
@@ -300,6 +307,25 @@ def _written_key(name: str) -> str:
 def keys_of(kind: type[object]) -> tuple[str, ...]:
     """The keys that a user may write for the options `kind`, in the order of its fields; durations in `_ms`."""
     return tuple(map(_written_key, _options_of(kind)))
+
+
+def ranges_of(kind: type[object]) -> dict[str, str]:
+    """By key, as a user writes it, the range of its numbers in words, such as "above 0 and at most 1"; of
+    those that have one."""
+    found = {name: limits for name, option in _options_of(kind).items() if (limits := _limits_in(option.hint))}
+    return {
+        _written_key(name): (limits.in_ms.text(0.0, " ms") if name.endswith("_ns") else limits.text(0.0))
+        .removeprefix(" of")
+        .strip()
+        for name, limits in found.items()
+    }
+
+
+def _limits_in(hint: object) -> Range | None:
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        return arguments[1]  # type: ignore[no-any-return]
+    return next((limits for argument in arguments if (limits := _limits_in(argument))), None)
 
 
 def written(options: object) -> dict[str, Any]:
@@ -392,31 +418,33 @@ def _read_fields(
             unit_ns = DURATIONS[key[key.rindex("_") :]]
             # Check the limit before multiplying: the product of a large float may be infinite, which round refuses.
             found[option.name] = round(each.number(least=0, most=LONGEST_NS / unit_ns) * unit_ns)
+            if not option.limits.hold(found[option.name]):
+                each.fail(option.limits.wrong(option.name, found[option.name]))
         else:
-            found[option.name] = _read(each, option.hint, option.limits)
+            found[option.name] = _read(each, option.hint)
             if option.required and found[option.name] == ():
                 each.fail("must be a list that is not empty")
     return found
 
 
-def _read(value: Value, hint: Any, limits: Range) -> Any:  # noqa: ANN401  # of the type that `hint` says
+def _read(value: Value, hint: Any) -> Any:  # noqa: ANN401  # of the type that `hint` says
     """The value as the type `hint`, which may be nested: number, text, choice, list, mapping or class of options."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType) and NoneType in arguments:
-        (hint,) = (each for each in arguments if each is not NoneType)
-        return None if value.content is None else _read(value, hint, limits)
+        return None if value.content is None else _read(value, _some(arguments))
+    if origin is Annotated:
+        return _read_scalar(value, *arguments)
     if origin is Literal:
         return value.choice(arguments)
     if origin is tuple:
-        return tuple(_read(each, arguments[0], limits) for each in value.one_or_more())
+        return tuple(_read(each, arguments[0]) for each in value.one_or_more())
     if origin is not None and issubclass(origin, Mapping):
-        return {key: _read(each, arguments[1], limits) for key, each in value.mapping().items()}
+        return {key: _read(each, arguments[1]) for key, each in value.mapping().items()}
     assert isinstance(hint, type), hint
-    is_nested = is_dataclass(hint) or issubclass(hint, msgspec.Struct)
-    return read_options(hint, value) if is_nested else _read_scalar(value, hint, limits)
+    return read_options(hint, value) if _is_options(hint) else _read_scalar(value, hint)
 
 
-def _read_scalar(value: Value, kind: type[object], limits: Range) -> object:
+def _read_scalar(value: Value, kind: type[object], limits: Range = ANY_NUMBER) -> object:
     if kind is bool:
         return value.boolean()
     if kind is float:
@@ -429,3 +457,35 @@ def _read_scalar(value: Value, kind: type[object], limits: Range) -> object:
         return value.content
     text = value.choice([str(word) for word in kind]) if issubclass(kind, StrEnum) else value.text()
     return kind(text)  # type: ignore[call-arg]  # a class that is made from text, such as a path
+
+
+def _check_fields(options: object, path: str) -> None:
+    for name, option in _options_of(type(options)).items():
+        _check(f"{path}{name}", getattr(options, name), option.hint)
+
+
+def _check(key: str, value: Any, hint: Any) -> None:  # noqa: ANN401  # of the type that `hint` says
+    """OutOfRange if a number in `value`, which may be nested as in `_read`, is outside its range."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and not arguments[1].hold(value):
+        raise OutOfRange(_written_key(key), arguments[1].wrong(key, value))
+    if origin in (Union, UnionType) and NoneType in arguments and value is not None:
+        _check(key, value, _some(arguments))
+    elif origin is tuple:
+        for index, each in enumerate(value):
+            _check(f"{key}[{index}]", each, arguments[0])
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        for name, each in value.items():
+            _check(f"{key}.{name}", each, arguments[1])
+    elif _is_options(hint):
+        _check_fields(value, f"{key}.")
+
+
+def _some(arguments: Sequence[object]) -> object:
+    """Of the types of an option that may be None, the other one."""
+    (hint,) = (each for each in arguments if each is not NoneType)
+    return hint
+
+
+def _is_options(hint: object) -> bool:
+    return isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, msgspec.Struct))

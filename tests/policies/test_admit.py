@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.units import ms, s
 from sloop.vocabulary import Visit
@@ -25,8 +26,8 @@ def test_the_bound_and_the_answer(visit: Callable[..., Visit]) -> None:
 
 
 def test_refuses_a_queue_of_nothing() -> None:
-    with pytest.raises(InputError, match="queue_max must be a number of at least 1, not 0"):
-        Bounded(queue_max=0)
+    with pytest.raises(InputError, match="queue_max must be a number above 0, not 0"):
+        check_ranges(Bounded(queue_max=0))
 
 
 # predictive
@@ -43,7 +44,7 @@ def test_trusts_the_believed_drain_time_as_far_as_it_is_told(visit: Callable[...
     assert PredictiveAdmit(trust=0.5).retry_after_ns(ms(20), request, 5, ms(160)) == 0
     assert PredictiveAdmit(trust=0.5).retry_after_ns(ms(20), request, 5, ms(180)) == ms(10)
     with pytest.raises(InputError, match="trust"):
-        PredictiveAdmit(trust=0)
+        check_ranges(PredictiveAdmit(trust=0))
 
 
 def test_an_empty_queue_admits_everything(visit: Callable[..., Visit]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sloop.core.protocols import Take
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.batch import LOOKAHEAD_BATCHES, Deadline, Full, Slack, Timeout, WorkConserving
 from sloop.units import ms
 from sloop.vocabulary import Request, RequestId, Visit
@@ -64,7 +65,7 @@ def test_sizes_of_batches_follow_poisson_s_law(visit: Callable[..., Visit]) -> N
 
 def test_refuses_a_negative_wait() -> None:
     with pytest.raises(InputError, match="wait_ms must be a time of at least 0 ms, not -1 ms"):
-        Timeout(wait_ns=ms(-1))
+        check_ranges(Timeout(wait_ns=ms(-1)))
 
 
 # full
@@ -110,7 +111,7 @@ def test_full_does_not_wait_without_a_planned_wait(visit: MakeVisit) -> None:
 
 def test_refuses_what_cannot_be() -> None:
     with pytest.raises(InputError, match="patience must be a number of at least 0, not -1"):
-        Full(patience=-1)
+        check_ranges(Full(patience=-1))
 
 
 # slack

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.units import ms
 from sloop.vocabulary import Request, RequestId, Visit
@@ -27,7 +28,7 @@ def test_age_counts_from_sending_and_the_limit_itself_is_young_enough(visit: Cal
 
 def test_refuses_a_limit_of_nothing() -> None:
     with pytest.raises(InputError, match="limit must be a number above 0, not 0"):
-        Age(limit=0)
+        check_ranges(Age(limit=0))
 
 
 def test_the_budget_is_that_of_the_path_it_is_on() -> None:

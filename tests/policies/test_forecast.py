@@ -8,6 +8,7 @@ import pytest
 
 from sloop.core.views import StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.units import ms, s
 
@@ -21,7 +22,7 @@ def test_is_the_rate_of_the_window(arrivals: Callable[..., StageView]) -> None:
 
 def test_refuses_an_empty_window() -> None:
     with pytest.raises(InputError, match="window_ms"):
-        Last(window_ns=0)
+        check_ranges(Last(window_ns=0))
 
 
 # times
@@ -36,9 +37,9 @@ def test_is_a_multiple_of_the_last_window(arrivals: Callable[..., StageView]) ->
 
 def test_refuses_a_factor_of_nothing() -> None:
     with pytest.raises(InputError, match="factor must be a number above 0 and at most 1,000,000, not 0"):
-        Times(factor=0)
+        check_ranges(Times(factor=0))
     with pytest.raises(InputError, match=r"factor must be .*, not 1e\+308"):
-        Times(factor=1e308)
+        check_ranges(Times(factor=1e308))
 
 
 # moving_max
@@ -79,7 +80,7 @@ def test_a_step_up_is_followed_at_once_if_so_wanted(arrivals: Callable[..., Stag
 
 def test_refuses_no_half_life() -> None:
     with pytest.raises(InputError, match="half_life_ms"):
-        Ewma(half_life_ns=0)
+        check_ranges(Ewma(half_life_ns=0))
 
 
 # oracle
@@ -106,5 +107,5 @@ def test_beyond_its_list_it_expects_what_came_last(arrivals: Callable[..., Stage
 def test_refuses_what_nobody_can_send(count: float) -> None:
     """Wherever it stands: of a list with nan the least is what one makes of it."""
     for counts in ((3.0, count), (count, 3.0), (3.0, count, 3.0)):
-        with pytest.raises(InputError, match=rf"counts must be a number of .*, not {re.escape(f'{count:g}')}"):
-            OracleForecast(counts=counts)
+        with pytest.raises(InputError, match=rf"counts\[\d\] must be a number of .*, not {re.escape(f'{count:g}')}"):
+            check_ranges(OracleForecast(counts=counts))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, StartCosts, WeightChain, WeightsView
-from sloop.options import OutOfRange
+from sloop.options import OutOfRange, check_ranges
 from sloop.policies.provision import CheapestStart
 from sloop.policies.sourcing import divided, in_rack_order, plans_of
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
@@ -255,9 +255,9 @@ def test_plans_are_found_for_as_many_parts_as_the_nodes_can_hold(solved: list[in
 
 def test_out_of_range() -> None:
     with pytest.raises(OutOfRange, match="store_mbps"):
-        CheapestStart(store_mbps=0.0)
+        check_ranges(CheapestStart(store_mbps=0.0))
     with pytest.raises(OutOfRange, match="spare_workers"):
-        CheapestStart(spare_workers=-1)
+        check_ranges(CheapestStart(spare_workers=-1))
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_out_of_range() -> None:
 )
 def test_rates_that_no_link_has_are_refused(key: str, value: float) -> None:
     with pytest.raises(OutOfRange, match=key):
-        CheapestStart(**{key: value})  # type: ignore[arg-type]
+        check_ranges(CheapestStart(**{key: value}))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
 from sloop.systems.setup import set_up
-from sloop.systems.system import VERBS, is_system_file, parameters_of, system_in_file
+from sloop.systems.system import VERBS, System, is_system_file, parameters_of, system_in_file
 from sloop.units import ms
 
 
@@ -35,6 +35,13 @@ def test_a_verb_without_a_name_changes_the_parameters_of_its_policy() -> None:
     assert build_system("static", {"drop": {"limit": 3}}).policies.drop == Age(limit=3)
 
 
+def test_a_parameter_out_of_range_is_refused_where_the_system_is_made() -> None:
+    policies = SYSTEMS["static"].policies
+    with pytest.raises(InputError) as caught:
+        System("mine", "system", "nowhere", replace(policies, drop=Age(limit=0)))
+    assert str(caught.value) == "drop policy of system mine: limit must be a number above 0, not 0"
+
+
 LINES = {"": 1, "system": 3, "system.drop": 5}
 
 
@@ -45,7 +52,7 @@ LINES = {"": 1, "system": 3, "system.drop": 5}
         ("static", {"replica": 2}, "3: system.replica: unknown key 'replica'\nhelp: did you mean 'replicas'?"),
         ("static", {"bach": "slack"}, "3: system.bach: unknown key 'bach'\nhelp: did you mean 'batch'?"),
         ("static", {"cores": 0}, "3: system.cores: must be a number above 0 and at most 1,000,000, not 0"),
-        ("static", {"cores": "many"}, "3: system.cores: must be a number, not 'many'"),
+        ("static", {"cores": "many"}, "3: system.cores: must be a number above 0 and at most 1,000,000, not 'many'"),
         ("static", {"batch": "slak"}, "3: system.batch: unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
         ("static", {"batch": 8}, "3: system.batch: must be a policy's name or a mapping, not 8\nhelp: write `batch:"),
         ("static", {"batch": {"name": "timeout", "wait_ms": -1}}, "3: system.batch.wait_ms: must be a number of at"),
@@ -112,6 +119,7 @@ def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> N
 def test_parameters_say_what_they_mean_as_users_write_them() -> None:
     found = {each.key: each for each in parameters_of(SYSTEMS["mixed"])}
     calm = found["calm_ms"]
-    assert (calm.verb, calm.policy, calm.default) == ("scale", "mixed", 60_000)
+    assert (calm.verb, calm.policy, calm.default, calm.range) == ("scale", "mixed", 60_000, "at least 0 ms")
+    assert (found["cores"].range, found["margin"].range) == ("above 0", "above 0 and at most 1")
     assert calm.meaning == "How long the demand must have been lower before fewer replicas are planned."
     assert found["forecast.window_ms"].policy == "moving_max"

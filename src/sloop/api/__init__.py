@@ -15,7 +15,19 @@ checks of parameters. It imports no other module of the interface, and each of t
 """
 
 from sloop.errors import InputError, MachineError
-from sloop.options import OutOfRange, Value, check_range, read_options
+from sloop.options import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OutOfRange,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Value,
+    check_range,
+    check_ranges,
+    read_options,
+)
 from sloop.text import arrows, counted, in_ms, in_s, listed, number, quoted
 from sloop.units import (
     FOREVER_NS,
@@ -75,6 +87,7 @@ __all__ = [
     "BatchId",
     "Device",
     "Form",
+    "Fraction",
     "Group",
     "InputError",
     "Life",
@@ -82,12 +95,17 @@ __all__ = [
     "ModelWeights",
     "Node",
     "NodeState",
+    "NonNegativeFloat",
+    "NonNegativeInt",
     "OutOfRange",
     "Outcome",
     "Part",
     "Path",
     "PipelineId",
     "Plan",
+    "PositiveFloat",
+    "PositiveInt",
+    "Range",
     "ReplicaId",
     "ReplicaSpec",
     "Request",
@@ -101,6 +119,7 @@ __all__ = [
     "arrows",
     "at_least",
     "check_range",
+    "check_ranges",
     "counted",
     "in_ms",
     "in_s",

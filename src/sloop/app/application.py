@@ -9,12 +9,12 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When
-from sloop.options import Value, limited
+from sloop.options import NonNegativeInt, Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
@@ -147,7 +147,7 @@ class Estimates:
     """How profiles become beliefs: multiplied by `margin`, and with `correct` adjusted by measured batches."""
 
     correct: bool = True
-    margin: float = limited(1.0, above=0, most=100)
+    margin: Annotated[float, Range(above=0, most=100)] = 1.0
 
 
 WAKE_S: Final = 30.0
@@ -161,14 +161,14 @@ ROWS_MOST: Final = 2**31 - 1
 class Limits:
     """How much a server takes, of one application or of all together; 0 for the limits of the server."""
 
-    requests: int = limited(0, least=0)
+    requests: NonNegativeInt = 0
     """Open requests."""
-    bytes: int = limited(0, least=0)
+    bytes: NonNegativeInt = 0
     """Bodies of open requests, in bytes."""
-    rows: int = limited(0, least=0, most=ROWS_MOST)
+    rows: Annotated[int, Range(least=0, most=ROWS_MOST)] = 0
     """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
     `ROWS_MAX` of `sloop.serve.deploy`."""
-    worker_bytes: int = limited(0, least=0)
+    worker_bytes: NonNegativeInt = 0
     """The memory of one worker; in a deployment, for each application that says nothing. 0: what follows from its
     profile (`sloop.serve.worker_memory`)."""
 

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import structs
 
 from sloop.app.application import Application
 from sloop.app.document import check_unique, existing_file, read_name, read_yaml
 from sloop.machine import capacity, processor
-from sloop.options import OutOfRange, Value, limited, read_options
+from sloop.options import NonNegativeInt, OutOfRange, Range, Value, read_options
 from sloop.text import counted, listed
 from sloop.units import GIB
 from sloop.vocabulary import Device, Node
@@ -293,15 +293,15 @@ class _NodeGroup:
     """The options of a group of equal nodes; the hardware kind gives the omitted ones."""
 
     hardware: str
-    count: int = limited(1, least=0, most=NODES_MAX)
-    most: int | None = limited(None, least=1, most=NODES_MAX)
+    count: Annotated[int, Range(least=0, most=NODES_MAX)] = 1
+    most: Annotated[int, Range(least=1, most=NODES_MAX)] | None = None
     """The nodes from `count` up to `most` are acquired when they are needed."""
     name: str = ""
-    cores: float | None = limited(None, above=0, most=1e6)
-    memory_bytes: int | None = limited(None, least=0)
+    cores: Annotated[float, Range(above=0, most=1e6)] | None = None
+    memory_bytes: NonNegativeInt | None = None
     devices: tuple[Device, ...] | None = None
-    usd_per_h: float | None = limited(None, least=0, most=1e6)
-    per_rack: int | None = limited(None, least=1, most=NODES_MAX)
+    usd_per_h: Annotated[float, Range(least=0, most=1e6)] | None = None
+    per_rack: Annotated[int, Range(least=1, most=NODES_MAX)] | None = None
     """How many nodes are at one switch, in the order of the cluster; without it, their racks are unknown."""
 
 
@@ -310,9 +310,9 @@ class _DeclaredDevice:
     """The options of an accelerator that is declared as a mapping."""
 
     kind: str
-    memory_gib: float = limited(above=0, most=1e6)
+    memory_gib: Annotated[float, Range(above=0, most=1e6)]
     name: str = ""
-    clients: int = limited(48, least=1, most=1_000_000)
+    clients: Annotated[int, Range(least=1, most=1_000_000)] = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,16 +320,16 @@ class _DeclaredKind:
     """The options of a kind of hardware of a user."""
 
     name: str
-    cores: float = limited(above=0, most=1e6)
-    memory_gib: float | None = limited(None, above=0, most=1e6)
+    cores: Annotated[float, Range(above=0, most=1e6)]
+    memory_gib: Annotated[float, Range(above=0, most=1e6)] | None = None
     """Unknown without it: every replica fits."""
     devices: tuple[Device, ...] = ()
-    usd_per_h: float = limited(0.0, least=0, most=1e6)
-    acquire_s: float = limited(ACQUIRE_S, least=0, most=1e6)
+    usd_per_h: Annotated[float, Range(least=0, most=1e6)] = 0.0
+    acquire_s: Annotated[float, Range(least=0, most=1e6)] = ACQUIRE_S
     """Seconds from the order of a node until it can start replicas."""
-    idle_w: float | None = limited(None, least=0, most=1e6)
+    idle_w: Annotated[float, Range(least=0, most=1e6)] | None = None
     """What a node draws at rest, in watts."""
-    max_w: float | None = limited(None, least=0, most=1e6)
+    max_w: Annotated[float, Range(least=0, most=1e6)] | None = None
     """The same with all its cores and accelerators busy."""
     source: str = ""
     """Where the figures are from."""

@@ -8,10 +8,10 @@ Sources of the defaults: Sponge specification §1.4 and §7.3-6 (P99 over mean 1
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.options import OutOfRange, Value, limited
+from sloop.options import Fraction, OutOfRange, Range, Value
 from sloop.profile.interference import Slowdown
 from sloop.units import s
 from sloop.vocabulary import Canary
@@ -37,9 +37,9 @@ class ServiceTruth:
     given. Only the normal `shape` uses `cv`.
     """
 
-    ratio: float | None = limited(None, above=0, most=100)
-    cv: float | None = limited(None, least=0, most=10)
-    spread: float | None = limited(None, least=0, most=10)
+    ratio: Annotated[float, Range(above=0, most=100)] | None = None
+    cv: Annotated[float, Range(least=0, most=10)] | None = None
+    spread: Annotated[float, Range(least=0, most=10)] | None = None
     """Runs may be slower or faster by this fraction, which gives results a range; 0 for no range. The default is the
     difference between the passes of a measured profile."""
     shape: NoiseShape = "normal"
@@ -61,12 +61,12 @@ class ColdStartTruth:
     2.3 and 2.8); without any, each replica and each shadow starts a process of its own.
     """
 
-    start_s: float | None = limited(None, least=0, most=1e6)
-    local_s: float | None = limited(None, least=0, most=1e6)
-    jitter: float = limited(0.0, least=0, most=1)
+    start_s: Annotated[float, Range(least=0, most=1e6)] | None = None
+    local_s: Annotated[float, Range(least=0, most=1e6)] | None = None
+    jitter: Annotated[float, Range(least=0, most=1)] = 0.0
     warm: bool = True
-    spare_workers: int = limited(1, least=0, most=10_000)
-    spare_s: float = limited(1.0, least=0, most=1e6)
+    spare_workers: Annotated[int, Range(least=0, most=10_000)] = 1
+    spare_s: Annotated[float, Range(least=0, most=1e6)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class TopologyTruth:
     """The network between the nodes and the store of models. Capacities are in Mbit/s of payload and for each direction
     of a link; without one, the link has no limit."""
 
-    store_mbps: float = limited(above=0, most=1e9)
+    store_mbps: Annotated[float, Range(above=0, most=1e9)]
     """From the store to the cluster."""
     store: StoreLink = "shared"
-    node_mbps: float | None = limited(None, above=0, most=1e9)
+    node_mbps: Annotated[float, Range(above=0, most=1e9)] | None = None
     """Between a node and its leaf switch."""
-    nodes_per_leaf: int | None = limited(None, least=1, most=1_000_000)
+    nodes_per_leaf: Annotated[int, Range(least=1, most=1_000_000)] | None = None
     """The nodes are divided among leaf switches in the order of `cluster`; by default all are at one."""
-    leaf_mbps: float | None = limited(None, above=0, most=1e9)
+    leaf_mbps: Annotated[float, Range(above=0, most=1e9)] | None = None
     """Between a leaf switch and the spine, which has no limit."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class NetworkTruth:
     link: str | Mapping[str, object] | None = None
     """A file of bandwidths, or the options of a generated link (`sloop.workload.link`). Without it, requests arrive
     when they are sent."""
-    payload_kb: tuple[float, ...] = limited((284.0,), least=0, most=1e9)
+    payload_kb: tuple[Annotated[float, Range(least=0, most=1e9)], ...] = (284.0,)
     """Payload sizes; each request draws one of them, all equally likely."""
     semantics: Delivery = "delay"
     topology: TopologyTruth | None = None
@@ -121,9 +121,9 @@ class FailureTruth:
     runs it. Both are fractions of the visits to each stage, 0 to 1.
     """
 
-    mtbf_s: float | None = limited(None, above=0, most=1e12)
-    bad_requests: float = limited(0.0, least=0, most=1)
-    deadly_requests: float = limited(0.0, least=0, most=1)
+    mtbf_s: Annotated[float, Range(above=0, most=1e12)] | None = None
+    bad_requests: Annotated[float, Range(least=0, most=1)] = 0.0
+    deadly_requests: Annotated[float, Range(least=0, most=1)] = 0.0
 
     def __post_init__(self) -> None:
         """ValueError if nothing fails."""
@@ -136,16 +136,16 @@ class NodeTruth:
     """The true life of nodes. A node on demand is ready `acquire_s` after its order (uniform within ± `jitter`, a
     fraction of it); a node that fails loses its replicas and is ready again after `repair_s`."""
 
-    acquire_s: float | None = limited(None, least=0, most=1e6)
+    acquire_s: Annotated[float, Range(least=0, most=1e6)] | None = None
     """The default is that of the node's kind: 60 s, which is assumed."""
-    jitter: float = limited(0.0, least=0, most=1)
-    mtbf_s: float | None = limited(None, above=0, most=1e12)
+    jitter: Annotated[float, Range(least=0, most=1)] = 0.0
+    mtbf_s: Annotated[float, Range(above=0, most=1e12)] | None = None
     """Mean time between failures of each node; without it no node fails."""
-    repair_s: float = limited(300.0, above=0, most=1e9)
-    outage_at_s: float | None = limited(None, above=0, most=1e9)
+    repair_s: Annotated[float, Range(above=0, most=1e9)] = 300.0
+    outage_at_s: Annotated[float, Range(above=0, most=1e9)] | None = None
     """At this time, and then every 2 × `outage_s`, the node with the most replicas goes down for `outage_s`; nobody can
     acquire it meanwhile."""
-    outage_s: float = limited(60.0, above=0, most=1e9)
+    outage_s: Annotated[float, Range(above=0, most=1e9)] = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,10 @@ class BackgroundTruth:
     `accelerators` times.
     """
 
-    part: float = limited(above=0, most=1)
-    phase_s: float = limited(3.0, above=0, most=1e6)
-    cores: float = limited(2.0, least=1, most=100)
-    accelerators: float = limited(1.035, least=1, most=100)
+    part: Fraction
+    phase_s: Annotated[float, Range(above=0, most=1e6)] = 3.0
+    cores: Annotated[float, Range(least=1, most=100)] = 2.0
+    accelerators: Annotated[float, Range(least=1, most=100)] = 1.035
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,9 @@ class InterferenceTruth:
 
     law: Slowdown | None = None
     """Instead of the laws of the profiles, also for variants whose profile has none."""
-    bandwidth: float | None = limited(None, least=0, most=1)
+    bandwidth: Annotated[float, Range(least=0, most=1)] | None = None
     """Instead of what the profiles say: the part of the device's memory bandwidth that a full batch uses."""
-    error: float = limited(1.0, least=0, most=100)
+    error: Annotated[float, Range(least=0, most=100)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +182,13 @@ class Truth:
     """The true behaviour of the simulated world, which no policy knows."""
 
     service: ServiceTruth = ServiceTruth()
-    profile_error: float = limited(1.0, above=0, most=100)
+    profile_error: Annotated[float, Range(above=0, most=100)] = 1.0
     """True durations = profile's durations × this: above 1 the profile is optimistic."""
-    quota_ms: float | None = limited(None, least=0, most=1e4)
+    quota_ms: Annotated[float, Range(least=0, most=1e4)] | None = None
     """The period of CPU quotas: a replica with a fraction of a core that was idle ends its next batch earlier, by up to
     one period. The default is that of a server (10 ms) for profiles that were measured, whose durations are those of a
     busy replica; others have no such effect. 0 for none."""
-    resize_ms: float = limited(50.0, least=0, most=1e7)
+    resize_ms: Annotated[float, Range(least=0, most=1e7)] = 50.0
     resize: ResizeRule = "next_batch"
     cold_start: ColdStartTruth = ColdStartTruth()
     network: NetworkTruth | None = None
@@ -196,7 +196,7 @@ class Truth:
     nodes: NodeTruth = NodeTruth()
     background: BackgroundTruth | None = None
     interference: InterferenceTruth = InterferenceTruth()
-    plan_ms: float = limited(5.0, least=0, most=1e6)
+    plan_ms: Annotated[float, Range(least=0, most=1e6)] = 5.0
     """How long a plan is computed that is not computed within the event loop; the old plan is in force until then."""
     fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """For stages with `each`: the number of parts of a request, or several, all equally likely."""

@@ -6,7 +6,7 @@ Reads the disk only for profiles, and to check that named files exist.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from sloop.app.document import check_unique, existing_file, is_url, read_name
 from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
-from sloop.options import Value, keys_of, limited, nearest, placed, read_options
+from sloop.options import Fraction, NonNegativeInt, Range, Value, keys_of, nearest, placed, read_options
 from sloop.profile.interference import Slowdown
 from sloop.profile.operators import EXTENSIONS
 from sloop.profile.profile import (
@@ -246,10 +246,10 @@ def _profile_beside(model: FilePath, value: Value, hardware: str = "") -> Profil
 class _DeclaredStartup:
     """The parts of a start-up time; see `Startup`."""
 
-    process_s: float = limited(0.0, least=0, most=1e6)
-    weights_s: float = limited(0.0, least=0, most=1e6)
-    first_batch_s: float = limited(0.0, least=0, most=1e6)
-    send_s: float = limited(0.0, least=0, most=1e6)
+    process_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
+    weights_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
+    first_batch_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
+    send_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
 
     def parts(self) -> Startup:
         """As a profile has them."""
@@ -260,15 +260,15 @@ class _DeclaredStartup:
 class _InlineProfile:
     """The options of an inline profile, except its latency; see `Profile`."""
 
-    max_batch: int = limited(least=1, most=BATCH_MAX)
-    max_cores: float | None = limited(None, above=0, most=CORES_MAX)
-    load_s: float | None = limited(None, least=0, most=1e6)
+    max_batch: Annotated[int, Range(least=1, most=BATCH_MAX)]
+    max_cores: Annotated[float, Range(above=0, most=CORES_MAX)] | None = None
+    load_s: Annotated[float, Range(least=0, most=1e6)] | None = None
     startup: _DeclaredStartup | None = None
-    weights_bytes: int = limited(0, least=0)
-    memory_bytes: int = limited(0, least=0)
+    weights_bytes: NonNegativeInt = 0
+    memory_bytes: NonNegativeInt = 0
     accelerator: str = ""
-    device_memory_bytes: int = limited(0, least=0)
-    device_share: float = limited(1.0, above=0, most=1)
+    device_memory_bytes: NonNegativeInt = 0
+    device_share: Fraction = 1.0
     sharing: DeviceSharing | None = None
     origin: Origin = "assumed"
     hardware: str = ""

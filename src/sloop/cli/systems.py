@@ -77,7 +77,7 @@ def _one(name: str) -> CommandOutput:
     policies = tuple(
         (verb, slot["name"], _first_line(getattr(system.policies, verb))) for verb, slot in system.slots.items()
     )
-    rows = tuple((each.key, _written(each.default), each.meaning) for each in parameters)
+    rows = tuple((each.key, _written(each.default), each.range, each.meaning) for each in parameters)
     head = [
         ("system", f"{system.name}, a {system.kind}"),
         ("source", system.source),
@@ -91,7 +91,7 @@ def _one(name: str) -> CommandOutput:
         [
             facts(head),
             table(Table("Policies", ("decides", "policy", "what it does"), policies)),
-            table(Table("Parameters", ("key", "default", "meaning"), rows)),
+            table(Table("Parameters", ("key", "default", "range", "meaning"), rows)),
             usage,
             *executed,
         ],

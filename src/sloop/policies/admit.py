@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sloop.options import check_range
+from sloop.options import PositiveFloat, PositiveInt
 from sloop.units import NS_PER_MS
 from sloop.vocabulary import Request
 
@@ -26,10 +26,7 @@ class Bounded:
     small, it refuses requests that could be served; too large, it admits requests that will be dropped.
     """
 
-    queue_max: int = 1000
-
-    def __post_init__(self) -> None:
-        check_range("queue_max", self.queue_max, least=1)
+    queue_max: PositiveInt = 1000
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         # 0 would admit, so an unknown drain time becomes 1 ms.
@@ -46,11 +43,8 @@ class PredictiveAdmit:
     strict for urgent requests under EDF, which overtake the queue.
     """
 
-    trust: float = 1.0
+    trust: PositiveFloat = 1.0
     """Factor of the believed drain time; below 1 more requests are admitted."""
-
-    def __post_init__(self) -> None:
-        check_range("trust", self.trust, above=0)
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         """The expected lateness in ns: after this time the queue is short enough for a request with the same budget."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sloop.core.protocols import Take
-from sloop.options import check_range
+from sloop.options import NonNegativeFloat, NonNegativeInt
 from sloop.units import ms, s
 from sloop.vocabulary import Visit
 
@@ -48,10 +48,7 @@ class Timeout:
     not arrive.
     """
 
-    wait_ns: int = s(1)
-
-    def __post_init__(self) -> None:
-        check_range("wait_ns", self.wait_ns, least=0)
+    wait_ns: NonNegativeInt = s(1)
 
     def decide(
         self,
@@ -78,11 +75,8 @@ class Full:
     below the planned rate: every batch then waits the whole time and still is not full.
     """
 
-    patience: float = 2.0
+    patience: NonNegativeFloat = 2.0
     """A batch waits at most this many times the plan's waiting time."""
-
-    def __post_init__(self) -> None:
-        check_range("patience", self.patience, least=0)
 
     def decide(
         self,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sloop.options import check_range
+from sloop.options import PositiveFloat
 from sloop.vocabulary import Visit
 
 
@@ -27,11 +27,8 @@ class Age:
     be late (see `PredictiveDrop`).
     """
 
-    limit: float = 1.0
+    limit: PositiveFloat = 1.0
     """Times the SLO."""
-
-    def __post_init__(self) -> None:
-        check_range("limit", self.limit, above=0)
 
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         sent_ns = visit.request.sent_ns

@@ -5,11 +5,16 @@ at each call, so they keep no state that could become stale.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from sloop.core.views import Traffic
-from sloop.options import check_range
+from sloop.options import PositiveInt, Range, check_range
 from sloop.units import NS_PER_S, s
+
+RATE_MAX_RPS: Final = 1e9
+"""The largest rate that `OracleForecast` accepts: a hundred times the highest rate of a trace."""
+FACTOR_MAX: Final = 1e6
+"""The largest factor on rates: a larger one is a typing error, and products with it could be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,8 @@ class Last:
     Used by Sponge and FA2; purely reactive. Fails on a ramp, where it is always one window behind.
     """
 
-    window_ns: int = s(1)
+    window_ns: PositiveInt = s(1)
     """The mean is that of this time."""
-
-    def __post_init__(self) -> None:
-        check_range("window_ns", self.window_ns, above=0)
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         return ingress.rate_rps(self.window_ns)
@@ -37,14 +39,10 @@ class Times:
     every load, and on steps larger than its factor.
     """
 
-    factor: float = 1.2
+    factor: Annotated[float, Range(above=0, most=FACTOR_MAX)] = 1.2
     """Factor of the mean rate."""
-    window_ns: int = s(1)
+    window_ns: PositiveInt = s(1)
     """The mean is that of this time."""
-
-    def __post_init__(self) -> None:
-        check_range("factor", self.factor, above=0, most=FACTOR_MAX)
-        check_range("window_ns", self.window_ns, above=0)
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         return self.factor * ingress.rate_rps(self.window_ns)
@@ -60,11 +58,10 @@ class MovingMax:
 
     horizon_ns: int = s(10)
     """How far back it looks."""
-    window_ns: int = s(1)
+    window_ns: PositiveInt = s(1)
     """Each mean is that of this time."""
 
     def __post_init__(self) -> None:
-        check_range("window_ns", self.window_ns, above=0)
         check_range("horizon_ns", self.horizon_ns, least=self.window_ns)
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
@@ -88,13 +85,10 @@ class Ewma:
     a step up at once, as PALDIA's predictor does (specification, 2.2: a half-life of a second).
     """
 
-    half_life_ns: int = s(10)
+    half_life_ns: PositiveInt = s(10)
     """After this time an interval counts half."""
     at_least_last: bool = False
     """Whether the forecast is never below the rate of the last bucket."""
-
-    def __post_init__(self) -> None:
-        check_range("half_life_ns", self.half_life_ns, above=0)
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         decay = 0.5 ** (ingress.bucket_ns / self.half_life_ns)
@@ -108,12 +102,6 @@ class Ewma:
         return (max(mean, bucket.arrivals) if self.at_least_last else mean) * NS_PER_S / ingress.bucket_ns
 
 
-RATE_MAX_RPS: Final = 1e9
-"""The largest rate that `OracleForecast` accepts: a hundred times the highest rate of a trace."""
-FACTOR_MAX: Final = 1e6
-"""The largest factor on rates: a larger one is a typing error, and products with it could be infinite."""
-
-
 @dataclass(frozen=True, slots=True)
 class OracleForecast:
     """The largest of `counts`, the requests in each second since the start, within the next `horizon_ns`: not causal.
@@ -122,15 +110,10 @@ class OracleForecast:
     forecasters (section 2.8 of both specifications). After the end of the list it predicts the rate of the last second.
     """
 
-    counts: tuple[float, ...] = ()
+    counts: tuple[Annotated[float, Range(least=0, most=RATE_MAX_RPS)], ...] = ()
     """Requests in each second since the start."""
-    horizon_ns: int = s(20)
+    horizon_ns: PositiveInt = s(20)
     """How far ahead it looks."""
-
-    def __post_init__(self) -> None:
-        for count in self.counts:
-            check_range("counts", count, least=0, most=RATE_MAX_RPS)
-        check_range("horizon_ns", self.horizon_ns, above=0)
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         counts = self.counts[now_ns // NS_PER_S : -(-(now_ns + self.horizon_ns) // NS_PER_S)]

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from sloop.core.protocols import AsPlaced
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, WeightsView
-from sloop.options import check_range
+from sloop.options import NonNegativeInt, PositiveFloat
 from sloop.policies.sourcing import (
     PipelineSites,
     Transfers,
@@ -55,23 +55,17 @@ class CheapestStart:
     keeps: ClassVar[bool] = True
     partition: bool = False
     """Whether starts may be parts of one model, if its layers were measured."""
-    pieces_max: int = 0
+    pieces_max: NonNegativeInt = 0
     """The most parts of one model; 0: as many as it has measured layer blocks, at most 64."""
-    spare_workers: int = 1
+    spare_workers: NonNegativeInt = 1
     """How many processes without a model are believed to wait on each node. Each further start there also takes the
     time to start a process."""
-    link_mbps: float = LINK_MBPS
+    link_mbps: PositiveFloat = LINK_MBPS
     """The believed rate at which a node sends, and at which it receives."""
-    store_mbps: float = STORE_MBPS
+    store_mbps: PositiveFloat = STORE_MBPS
     """The believed rate of the store, to all nodes together or to each, as `store` says."""
     store: Literal["shared", "per_node"] = "shared"
     """Whether all nodes share one link to the store, or each has its own."""
-
-    def __post_init__(self) -> None:
-        for key in ("link_mbps", "store_mbps"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("pieces_max", "spare_workers"):
-            check_range(key, getattr(self, key), least=0)
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         if self.partition and finds_plans(given):

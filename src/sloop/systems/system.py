@@ -15,7 +15,18 @@ from typing import Any, Final, Literal, get_args
 
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
-from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
+from sloop.options import (
+    Declared,
+    Value,
+    adjust,
+    as_value,
+    check_ranges,
+    keys_of,
+    placed,
+    ranges_of,
+    read_options,
+    written,
+)
 from sloop.systems.registry import POLICIES
 from sloop.text import listed
 from sloop.user_code import module_in
@@ -29,7 +40,10 @@ VERBS: Final = tuple(field.name for field in fields(Policies))
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A composition of policies. Policies have state, so each run needs a copy: `fresh`."""
+    """A composition of policies. Policies have state, so each run needs a copy: `fresh`.
+
+    InputError if a parameter of a policy is out of range.
+    """
 
     name: str
     kind: SystemKind
@@ -43,6 +57,9 @@ class System:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"the kind of {self.name!r} is {self.kind!r}, not {listed([*map(repr, KINDS)], 'or')}")
+        for verb in VERBS:
+            with placed(Value({}, f"{verb} policy of system {self.name}")):
+                check_ranges(getattr(self.policies, verb))
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
@@ -95,6 +112,8 @@ class SystemParameter:
     key: str
     """As it is written: the parameters of the scale policy directly under `system`, others under their verb."""
     default: Any
+    range: str
+    """Of its numbers, in words; empty without one."""
     meaning: str
     """From the policy's source, else that of the name (`MEANINGS`)."""
 
@@ -105,11 +124,12 @@ def parameters_of(system: System) -> tuple[SystemParameter, ...]:
     for verb in ("scale", *(verb for verb in VERBS if verb != "scale")):
         policy = getattr(system.policies, verb)
         kind: Any = type(policy)  # mypy takes no class for Hashable
-        meanings = _meanings(kind)
+        meanings, ranges = _meanings(kind), ranges_of(kind)
         for key, default in written(policy).items():
             path = key if verb == "scale" else f"{verb}.{key}"
             meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns") or MEANINGS.get(key, "")
-            found.append(SystemParameter(verb, _slot(verb, policy)["name"], path, default, meaning))
+            name, limits = _slot(verb, policy)["name"], ranges.get(key, "")
+            found.append(SystemParameter(verb, name, path, default, limits, meaning))
     return tuple(found)
 
 

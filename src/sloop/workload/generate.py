@@ -15,10 +15,10 @@ from functools import partial
 from itertools import accumulate
 from math import cos, log, pi
 from random import Random
-from typing import Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 from sloop.errors import InputError
-from sloop.options import Declared, Range, as_value, limited, read_options
+from sloop.options import Declared, Range, as_value, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_S, to_s
 from sloop.workload.trace import BLOCK_ARRIVALS, NOT_NEGATIVE, POSITIVE, RATE, RATE_ABOVE_0, Trace
@@ -127,7 +127,7 @@ def counts_at(rate_rps: float, duration_ns: int) -> Iterator[int]:
 class Poisson:
     """Independent arrivals at a constant mean rate."""
 
-    rate: float = limited(limits=RATE)
+    rate: Annotated[float, RATE]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         for start_ns in range(0, duration_ns, NS_PER_S):
@@ -139,7 +139,7 @@ class Poisson:
 class Equal:
     """Equally spaced arrivals, the first at 0."""
 
-    rate: float = limited(limits=RATE_ABOVE_0)
+    rate: Annotated[float, RATE_ABOVE_0]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         number, at_ns = 0, 0
@@ -156,7 +156,7 @@ class Equal:
 class Uniform:
     """Exactly `rate` arrivals in each second, at uniform times; a fractional rate alternates between two counts."""
 
-    rate: float = limited(limits=RATE)
+    rate: Annotated[float, RATE]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         return spread_counts(counts_at(self.rate, duration_ns), Spread.UNIFORM, rng, duration_ns=duration_ns)
@@ -169,8 +169,8 @@ class Burst:
     Source: Sponge specification 4.1, the "exponential" mode of the published load generator.
     """
 
-    rate: float = limited(limits=RATE)
-    mean_ms: float = limited(50.0, limits=Range(above=0, most=60_000.0))
+    rate: Annotated[float, RATE]
+    mean_ms: Annotated[float, Range(above=0, most=60_000.0)] = 50.0
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         counts = counts_at(self.rate, duration_ns)
@@ -181,8 +181,8 @@ class Burst:
 class Gamma:
     """Independent gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, more is burstier."""
 
-    rate: float = limited(limits=RATE_ABOVE_0)
-    cv: float = limited(limits=Range(least=0.01, most=100.0))
+    rate: Annotated[float, RATE_ABOVE_0]
+    cv: Annotated[float, Range(least=0.01, most=100.0)]
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         shape = self.cv**-2.0
@@ -231,8 +231,8 @@ class RateCurve(ABC):
 class Step(RateCurve):
     """One rate after another, each for `each_s` seconds; the last one continues."""
 
-    rates: tuple[float, ...] = limited(limits=RATE)
-    each_s: float = limited(limits=POSITIVE)
+    rates: tuple[Annotated[float, RATE], ...]
+    each_s: Annotated[float, POSITIVE]
 
     def rate_rps(self, at_s: float) -> float:
         return self.rates[min(int(at_s / self.each_s), len(self.rates) - 1)]
@@ -247,9 +247,9 @@ class Step(RateCurve):
 class Ramp(RateCurve):
     """From `rate` linearly to `end_rate` within `ramp_s` seconds, then constant."""
 
-    rate: float = limited(limits=RATE)
-    end_rate: float = limited(limits=RATE)
-    ramp_s: float = limited(limits=POSITIVE)
+    rate: Annotated[float, RATE]
+    end_rate: Annotated[float, RATE]
+    ramp_s: Annotated[float, POSITIVE]
 
     def rate_rps(self, at_s: float) -> float:
         return self.rate + (self.end_rate - self.rate) * min(at_s / self.ramp_s, 1.0)
@@ -265,10 +265,10 @@ class Diurnal(RateCurve):
     `swing` is the amplitude as a fraction of the mean; `phase_s` is the time of day at which the trace starts.
     """
 
-    rate: float = limited(limits=RATE)
-    swing: float = limited(0.5, limits=Range(least=0, most=1.0))
-    period_s: float = limited(86_400.0, limits=POSITIVE)
-    phase_s: float = limited(0.0, limits=NOT_NEGATIVE)
+    rate: Annotated[float, RATE]
+    swing: Annotated[float, Range(least=0, most=1.0)] = 0.5
+    period_s: Annotated[float, POSITIVE] = 86_400.0
+    phase_s: Annotated[float, NOT_NEGATIVE] = 0.0
 
     def rate_rps(self, at_s: float) -> float:
         return self.rate * (1.0 - self.swing * cos(2.0 * pi * (at_s + self.phase_s) / self.period_s))
@@ -286,10 +286,10 @@ class Diurnal(RateCurve):
 class Square(RateCurve):
     """`burst_rate` in the first `burst_s` seconds of every `period_s`, `rate` in the rest."""
 
-    rate: float = limited(limits=RATE)
-    burst_rate: float = limited(limits=RATE)
-    period_s: float = limited(limits=POSITIVE)
-    burst_s: float = limited(limits=POSITIVE)
+    rate: Annotated[float, RATE]
+    burst_rate: Annotated[float, RATE]
+    period_s: Annotated[float, POSITIVE]
+    burst_s: Annotated[float, POSITIVE]
 
     def __post_init__(self) -> None:
         if self.burst_s > self.period_s:
@@ -326,8 +326,8 @@ class Map:
     the same state. The diagonal of D0 makes each row of D0 + D1 sum to zero. If D1 is diagonal, the process is an MMPP.
     """
 
-    d0: tuple[tuple[float, ...], ...] = limited(limits=Range(least=-1e7, most=1e7))
-    d1: tuple[tuple[float, ...], ...] = limited(limits=RATE)
+    d0: tuple[tuple[Annotated[float, Range(least=-1e7, most=1e7)], ...], ...]
+    d1: tuple[tuple[Annotated[float, RATE], ...], ...]
 
     def __post_init__(self) -> None:
         size = len(self.d0)
@@ -406,8 +406,8 @@ class Mmpp:
     Two states alternate; with more, all other states are equally likely next.
     """
 
-    rates: tuple[float, ...] = limited(limits=RATE)
-    mean_s: tuple[float, ...] = limited(limits=Range(least=1e-6, most=1e9))
+    rates: tuple[Annotated[float, RATE], ...]
+    mean_s: tuple[Annotated[float, Range(least=1e-6, most=1e9)], ...]
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.rates) == len(self.mean_s) <= STATES_MAX:
@@ -432,10 +432,10 @@ class Mmpp:
 class OnOff:
     """Poisson at `rate` while on, at `off_rate` while off; both periods are exponential, of mean `on_s` and `off_s`."""
 
-    rate: float = limited(limits=RATE)
-    on_s: float = limited(limits=POSITIVE)
-    off_s: float = limited(limits=POSITIVE)
-    off_rate: float = limited(0.0, limits=RATE)
+    rate: Annotated[float, RATE]
+    on_s: Annotated[float, POSITIVE]
+    off_s: Annotated[float, POSITIVE]
+    off_rate: Annotated[float, RATE] = 0.0
 
     def blocks(self, rng: Random, duration_ns: int) -> Iterator[Sequence[int]]:
         return Mmpp((self.rate, self.off_rate), (self.on_s, self.off_s)).blocks(rng, duration_ns)

@@ -12,9 +12,9 @@ from itertools import islice
 from math import exp, floor, sqrt
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Annotated, Final
 
-from sloop.options import Declared, Range, Value, as_value, limited, read_options
+from sloop.options import Declared, Range, Value, as_value, read_options
 from sloop.streams import stream
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.workload.parse import SourceText, column_place, csv_header, csv_rows, read_number, read_text, refuse
@@ -72,17 +72,17 @@ class LinkFile:
     column: str = "throughput_mbps"
     only: Mapping[str, str] = field(default_factory=dict)
     """For CSV: read only the rows with these values, such as `{carrier: VERIZON, run_num: 1}`."""
-    start_s: int = limited(0, limits=Range(least=0, most=1e8))
-    rows_max: int = limited(10_000_000, limits=Range(least=1, most=1e8))
-    rtt_ms: float = limited(0.0, limits=RTT_MS)
+    start_s: Annotated[int, Range(least=0, most=1e8)] = 0
+    rows_max: Annotated[int, Range(least=1, most=1e8)] = 10_000_000
+    rtt_ms: Annotated[float, RTT_MS] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
     """The same bandwidth all the time."""
 
-    mbps: float = limited(limits=Range(above=0, most=1e6))
-    rtt_ms: float = limited(0.0, limits=RTT_MS)
+    mbps: Annotated[float, Range(above=0, most=1e6)]
+    rtt_ms: Annotated[float, RTT_MS] = 0.0
 
     def link(self, seed: int) -> Link:
         rate = self.mbps * BYTES_PER_MS_PER_MBPS
@@ -97,15 +97,15 @@ class Lte:
     clipped to `[low, high]`. On average every `fade_every_s` seconds, the bandwidth fades to 15 to 40 % for 1 or 2 s.
     """
 
-    seconds: int = limited(600, limits=Range(least=1, most=1e7))
-    mu: float = limited(1.108, limits=Range(least=-20.0, most=20.0))
-    sigma: float = limited(0.435, limits=Range(least=0, most=5.0))
-    share: float = limited(0.88, limits=Range(least=0, most=1.0))
-    phi: float = limited(0.84, limits=Range(least=-0.999, most=0.999))
-    low: float = limited(0.4, limits=Range(above=0, most=1e5))
-    high: float = limited(7.0, limits=Range(above=0, most=1e5))
-    fade_every_s: float = limited(200.0, limits=POSITIVE)
-    rtt_ms: float = limited(0.0, limits=RTT_MS)
+    seconds: Annotated[int, Range(least=1, most=1e7)] = 600
+    mu: Annotated[float, Range(least=-20.0, most=20.0)] = 1.108
+    sigma: Annotated[float, Range(least=0, most=5.0)] = 0.435
+    share: Annotated[float, Range(least=0, most=1.0)] = 0.88
+    phi: Annotated[float, Range(least=-0.999, most=0.999)] = 0.84
+    low: Annotated[float, Range(above=0, most=1e5)] = 0.4
+    high: Annotated[float, Range(above=0, most=1e5)] = 7.0
+    fade_every_s: Annotated[float, POSITIVE] = 200.0
+    rtt_ms: Annotated[float, RTT_MS] = 0.0
 
     def link(self, seed: int) -> Link:
         rng = stream(seed, "link")

@@ -15,12 +15,12 @@ from enum import StrEnum
 from heapq import merge
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 
 from sloop.errors import InputError
-from sloop.options import Declared, Range, Value, as_value, keys_of, limited, nearest, read_options
+from sloop.options import Declared, Fraction, Range, Value, as_value, keys_of, nearest, read_options
 from sloop.streams import stream
 from sloop.text import in_s
 from sloop.units import NS_PER_S, ms, s, to_s
@@ -105,13 +105,13 @@ class TraceFile:
     """The client of a DISB workload to read; without it, all open-loop clients together."""
     gaps: MissingCounts = MissingCounts.REFUSE
     spread: Spread = Spread.UNIFORM
-    mean_ms: float = limited(50.0, limits=Range(above=0, most=60_000.0))
+    mean_ms: Annotated[float, Range(above=0, most=60_000.0)] = 50.0
     """The mean of the exponential times after the start of a second, with `spread: burst`. Default as Sponge's."""
-    dwell_s: float = limited(3600.0, limits=Range(above=0, most=1e5))
+    dwell_s: Annotated[float, Range(above=0, most=1e5)] = 3600.0
     """How long each pair of matrices applies. BATCH published one pair per hour."""
-    start_s: float = limited(0.0, limits=NOT_NEGATIVE)
-    duration_s: float | None = limited(None, limits=POSITIVE)
-    scale: float = limited(1.0, limits=Range(above=0, most=1e6))
+    start_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    duration_s: Annotated[float, POSITIVE] | None = None
+    scale: Annotated[float, Range(above=0, most=1e6)] = 1.0
 
 
 def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
@@ -420,18 +420,18 @@ def _matrix(text: SourceText) -> Matrix:
 class TraceChanges:
     """Changes that apply to every trace, after it was generated or read."""
 
-    thin: float = limited(1.0, above=0, most=1.0)
-    compress: float = limited(1.0, above=0, most=1e9)
-    repeat: int = limited(1, least=1, most=1e6)
+    thin: Fraction = 1.0
+    compress: Annotated[float, Range(above=0, most=1e9)] = 1.0
+    repeat: Annotated[int, Range(least=1, most=1e6)] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedChanges(TraceChanges):
     """The options of a generated trace in addition to those of its kind."""
 
-    duration_s: float | None = limited(None, above=0, most=LENGTH_S_MAX)
+    duration_s: Annotated[float, Range(above=0, most=LENGTH_S_MAX)] | None = None
     """Before the trace is compressed and repeated."""
-    scale: float = limited(1.0, above=0, most=1e6)
+    scale: Annotated[float, Range(above=0, most=1e6)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,23 @@ Source: AsyFunc (submission to SoCC'23), Figs. 1 and 10 to 13; section 5.1 of ou
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
-from sloop.api import Group, Plan, ReplicaSpec, StagePlan, check_range, ms, round_down, round_up, s, to_ms
+from sloop.api import (
+    Group,
+    NonNegativeFloat,
+    Plan,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    ReplicaSpec,
+    StagePlan,
+    ms,
+    round_down,
+    round_up,
+    s,
+    to_ms,
+)
 from sloop.api.policies import ClusterView, targets
 from sloop.api.solvers import capacity_rps, largest_batch
 from sloop_systems.asyfunc.solver import choose_batching
@@ -26,23 +40,17 @@ class OfflineBatch:
     """
 
     resizes: ClassVar[bool] = False
-    rate_rps: float = 0.0
+    rate_rps: NonNegativeFloat = 0.0
     """0: the rate of the first plan that has one. Until then, replicas have the cheapest configuration for single
     requests."""
-    prewarm: float = 1.0
+    prewarm: PositiveFloat = 1.0
     """k_b: the replicas that are kept, as a multiple of those that the rate needs."""
-    batch_max: int = 8
+    batch_max: Annotated[int, Range(least=1, most=1024)] = 8
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(10)
+    period_ns: PositiveInt = s(10)
     _chosen: list[tuple[int, int, float]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Cores, batch and waiting time in ms; empty before they are chosen."""
-
-    def __post_init__(self) -> None:
-        for key in ("prewarm", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        check_range("rate_rps", self.rate_rps, least=0)
-        check_range("batch_max", self.batch_max, least=1, most=1024)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a graph, or a variant that the stage does not have."""
@@ -79,16 +87,11 @@ class ByCapacity:
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
-    cores: int = CORES_MAX
-    batch_max: int = 8
+    cores: Annotated[int, Range(least=1, most=1024)] = CORES_MAX
+    batch_max: Annotated[int, Range(least=1, most=1024)] = 8
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        check_range("period_ns", self.period_ns, above=0)
-        for key in ("cores", "batch_max"):
-            check_range(key, getattr(self, key), least=1, most=1024)
+    period_ns: PositiveInt = s(10)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a graph, or a variant that the stage does not have."""

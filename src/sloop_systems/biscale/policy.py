@@ -15,7 +15,17 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from sloop.api import NS_PER_S, Plan, StagePlan, check_range, s
+from sloop.api import (
+    NS_PER_S,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Plan,
+    PositiveFloat,
+    PositiveInt,
+    StagePlan,
+    s,
+)
 from sloop.api.policies import (
     PROBLEMS_KEPT,
     ClusterView,
@@ -60,10 +70,10 @@ class BiscaleMemory:
 class Biscale:
     """Replicas of 1 to `cores_max` units of `unit` cores each, batches up to `batch_max`."""
 
-    unit: float = 1.0
-    cores_max: int = 16
-    batch_max: int = 16
-    settle: int = 5
+    unit: PositiveFloat = 1.0
+    cores_max: PositiveInt = 16
+    batch_max: PositiveInt = 16
+    settle: NonNegativeInt = 5
     """K: decisions without a surge or a rise before replicas are made small."""
     throughput: Throughput = "with_queue"
     """`with_queue` counts the wait for a full batch as work; `pure` does not, and leaves no head-room."""
@@ -81,28 +91,19 @@ class Biscale:
     """Whether to keep the plan while replicas start, as in the authors' artefact."""
     whole: bool = False
     """Whether rates are truncated to whole requests per second, at least 1, as in the authors' artefact."""
-    sigma: float = 0.0
+    sigma: NonNegativeFloat = 0.0
     """Plan for λ + `sigma` √λ: √λ is the standard deviation of a Poisson process."""
-    margin: float = 1.0
+    margin: Fraction = 1.0
     """Fraction of each deadline to plan with."""
-    initial_batch: int = 1
+    initial_batch: PositiveInt = 1
     """Largest batch of the first plan."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    window_ns: int = s(2)
+    window_ns: PositiveInt = s(2)
     """The present rate is the mean over this time."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _memory: BiscaleMemory = field(init=False, default_factory=BiscaleMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for key in ("unit", "window_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("cores_max", "batch_max", "initial_batch"):
-            check_range(key, getattr(self, key), least=1)
-        for key in ("settle", "sigma"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("margin", self.margin, above=0, most=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The next plan; None if nothing changes. If no plan can keep the deadlines: the current plan, infeasible.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.api import Visit, check_range, s
+from sloop.api import NonNegativeInt, Visit, s
 from sloop.api.policies import Take
 
 LAST_WAITS: Final = 10
@@ -20,10 +20,7 @@ class Untimed:
     always longer than what was asked for.
     """
 
-    wait_ns: int = s(1)
-
-    def __post_init__(self) -> None:
-        check_range("wait_ns", self.wait_ns, least=0)
+    wait_ns: NonNegativeInt = s(1)
 
     def decide(
         self,

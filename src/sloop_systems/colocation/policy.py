@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloop.api import ROUNDING, Plan, check_range, counted, listed, ms, s
+from sloop.api import ROUNDING, NonNegativeFloat, Plan, PositiveInt, counted, listed, ms, s
 from sloop.api.devices import IgniterLaw
 from sloop.api.policies import (
     ClusterView,
@@ -48,21 +48,18 @@ class Colocate:
     metric: Metric = "sm_use"
     """The measure of the compute that a model needs: its `peak_occupancy`, or the mean, weighted by time, of its
     `occupancy` or of the SMs that its kernels use (`sm_use`)."""
-    batches: tuple[int, ...] = ()
+    batches: tuple[PositiveInt, ...] = ()
     """The batch sizes to choose from; empty: the powers of two."""
     hardware: str = ""
     """The kind of node to use; empty: the first on which every stage has a profile."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
-    initial_rps: float = 1.0
+    initial_rps: NonNegativeFloat = 1.0
     """The rate to plan for at each stage before the first request."""
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
-    period_ns: int = s(10)
+    period_ns: PositiveInt = s(10)
     _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The placement; None while nothing has changed. InputError for a model that fits on no device, and for a
@@ -89,21 +86,18 @@ class Usher:
     `occupancy` or of the SMs that its kernels use (`sm_use`)."""
     groups: tuple[tuple[str, ...], ...] = ()
     """Groups of stages in the order of placement, instead of those that Usher forms."""
-    batches: tuple[int, ...] = ()
+    batches: tuple[PositiveInt, ...] = ()
     """The batch sizes to choose from; empty: the powers of two."""
     hardware: str = ""
     """The kind of node to use; empty: the first on which every stage has a profile."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
-    initial_rps: float = 1.0
+    initial_rps: NonNegativeFloat = 1.0
     """The rate to plan for at each stage before the first request."""
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
-    period_ns: int = s(10)
+    period_ns: PositiveInt = s(10)
     _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """See `Colocate`."""
@@ -139,21 +133,18 @@ class Igniter:
     check_new: bool = True
     """Whether the deadline of a model is also checked on a GPU on which it is the first model; the publication checks
     only models that join others."""
-    batches: tuple[int, ...] = ()
+    batches: tuple[PositiveInt, ...] = ()
     """The batch sizes to choose from for a model without coefficients; empty: the powers of two."""
     hardware: str = ""
     """The kind of node to use; empty: the first on which every stage has a profile."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
-    initial_rps: float = 1.0
+    initial_rps: NonNegativeFloat = 1.0
     """The rate to plan for at each stage before the first request."""
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
-    period_ns: int = s(10)
+    period_ns: PositiveInt = s(10)
     _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The placement; None while nothing has changed."""
@@ -208,13 +199,6 @@ def _law(devices: SharedDevices, at: int) -> IgniterLaw | None:
 
 
 # What the three have in common
-
-
-def _check(policy: Colocate | Usher | Igniter) -> None:
-    check_range("initial_rps", policy.initial_rps, least=0)
-    check_range("period_ns", policy.period_ns, above=0)
-    for batch in policy.batches:
-        check_range("batches", batch, least=1)
 
 
 def _planned(

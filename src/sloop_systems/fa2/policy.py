@@ -14,7 +14,22 @@ from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
-from sloop.api import NS_PER_MS, NS_PER_S, Plan, StagePlan, arrows, check_range, counted, round_up, s, to_ms
+from sloop.api import (
+    NS_PER_MS,
+    NS_PER_S,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Plan,
+    PositiveFloat,
+    PositiveInt,
+    StagePlan,
+    arrows,
+    counted,
+    round_up,
+    s,
+    to_ms,
+)
 from sloop.api.policies import Belief, ClusterView, equal_nodes, replicas_max, targets
 from sloop.api.solvers import BudgetRule, IndexedPath
 from sloop_systems.fa2 import solver
@@ -141,23 +156,6 @@ class _Parameters(Protocol):
 SOLUTIONS_KEPT: Final = 1_024
 """More than there are applications in one deployment."""
 
-_RANGES: Final[Mapping[str, dict[str, float]]] = {
-    "cores": {"above": 0},
-    "batch_max": {"least": 1},
-    "replicas_max": {"least": 1},
-    "hysteresis": {"least": 1},
-    "initial": {"least": 0},
-    "margin": {"above": 0, "most": 1},
-    "headroom": {"least": 0},
-    "initial_rps": {"least": 0},
-    "period_ns": {"above": 0},
-}
-
-
-def _check_ranges(policy: object, *keys: str) -> None:
-    for key in (*keys, "cores", "period_ns"):
-        check_range(key, getattr(policy, key), **_RANGES[key])
-
 
 def equal_replicas_problem(
     view: ClusterView,
@@ -235,17 +233,17 @@ class Fa2:
     replicas: the model assumes evenly spaced arrivals, and its only reserve is the P99 in the profile and `headroom`.
     """
 
-    cores: float = 1.0
+    cores: PositiveFloat = 1.0
     """Of each replica."""
-    batch_max: int = 16
+    batch_max: PositiveInt = 16
     mode: Fa2Mode = "tree"
     """How deadlines are divided: by `tree`, exact on trees, by the rule of the `paper`, or with an integer program
     (`milp`)."""
-    margin: float = 1.0
+    margin: Fraction = 1.0
     """Fraction of every deadline to plan with."""
-    headroom: float = 0.0
+    headroom: NonNegativeFloat = 0.0
     """Plan for the demand times 1 + `headroom`."""
-    initial_rps: float = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     """The rate to expect at the ingress before any request has come."""
     variant: str = ""
     """Empty: the first variant of each stage."""
@@ -253,10 +251,7 @@ class Fa2:
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     variants: Mapping[str, str] = field(default_factory=dict)
     """Overrides `variant` for single stages."""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
+    period_ns: PositiveInt = s(10)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The plan with the fewest replicas. InputError for an unknown stage or variant."""
@@ -274,15 +269,12 @@ class Ds2:
     """
 
     is_quick: ClassVar[bool] = True
-    cores: float = 1.0
-    headroom: float = 0.0
-    initial_rps: float = 0.0
+    cores: PositiveFloat = 1.0
+    headroom: NonNegativeFloat = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, "headroom", "initial_rps")
+    period_ns: PositiveInt = s(10)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
@@ -298,16 +290,13 @@ class Inferline:
     stages use the time with which later, more expensive stages would save more. Parameters as in `Fa2`.
     """
 
-    cores: float = 1.0
-    batch_max: int = 16
-    headroom: float = 0.0
-    initial_rps: float = 0.0
+    cores: PositiveFloat = 1.0
+    batch_max: PositiveInt = 16
+    headroom: NonNegativeFloat = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "headroom", "initial_rps")
+    period_ns: PositiveInt = s(10)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
@@ -324,16 +313,13 @@ class Grandslam:
     share that one stage does not need. Parameters as in `Fa2`.
     """
 
-    cores: float = 1.0
-    batch_max: int = 16
-    headroom: float = 0.0
-    initial_rps: float = 0.0
+    cores: PositiveFloat = 1.0
+    batch_max: PositiveInt = 16
+    headroom: NonNegativeFloat = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "headroom", "initial_rps")
+    period_ns: PositiveInt = s(10)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
@@ -355,23 +341,20 @@ class Fa2Single:
     """
 
     is_quick: ClassVar[bool] = True
-    cores: float = 1.0
+    cores: PositiveFloat = 1.0
     """Of each replica."""
-    replicas_max: int = 16
-    initial: int = 1
+    replicas_max: PositiveInt = 16
+    initial: NonNegativeInt = 1
     """Replicas before any request has come."""
-    batch_max: int = 8
-    margin: float = 0.9
+    batch_max: PositiveInt = 8
+    margin: Fraction = 0.9
     """Fraction of the SLO to plan with."""
-    hysteresis: int = 1
+    hysteresis: PositiveInt = 1
     """k: the largest of the last k decisions is used."""
     variant: str = ""
     hardware: str = ""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _recent: deque[Fa2SingleChoice] = field(init=False, default_factory=deque, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, "replicas_max", "initial", "batch_max", "margin", "hysteresis")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The rule's plan, or the current one if no number suffices. InputError for an application of several

@@ -25,7 +25,10 @@ from sloop.api import (
     ROUNDING,
     STORE_MBPS,
     Life,
+    NonNegativeInt,
     Plan,
+    PositiveFloat,
+    PositiveInt,
     StagePlan,
     check_range,
     counted,
@@ -80,19 +83,14 @@ class Flashpoint:
     """How models are cut. `best`: so that the waiting requests are answered soonest. `fewest`: as Gillis does, into the
     fewest parts of at most 250 MB. `filled`: as SerFer does, into parts of up to 200 MB. `fewest` and `filled` cut a
     model whenever enough replicas start for all its parts, and ignore cold starts."""
-    pieces_max: int = 0
+    pieces_max: NonNegativeInt = 0
     """The most parts of one model; 0: as many as it has measured layer blocks, at most 64."""
-    link_mbps: float = LINK_MBPS
+    link_mbps: PositiveFloat = LINK_MBPS
     """The expected rate of a transfer between two nodes, measured between two cloud instances (section 3.3). Used to
     decide whether and where to cut a model."""
-    store_mbps: float = STORE_MBPS
+    store_mbps: PositiveFloat = STORE_MBPS
     """The expected rate at which the store sends to all nodes together, measured there as well. Used in the same
     way."""
-
-    def __post_init__(self) -> None:
-        for key in ("link_mbps", "store_mbps"):
-            check_range(key, getattr(self, key), above=0)
-        check_range("pieces_max", self.pieces_max, least=0)
 
     @property
     def keeps(self) -> bool:
@@ -259,30 +257,25 @@ class ReactiveScale(ABC):
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
-    replicas_min: int = 1
+    replicas_min: PositiveInt = 1
     replicas_max: int = 64
-    initial: int = 0
+    initial: NonNegativeInt = 0
     """Replicas before any request has been seen; 0: `replicas_min`."""
-    cores: float = 1.0
+    cores: PositiveFloat = 1.0
     """Of each replica."""
-    batch_max: int = 1
+    batch_max: NonNegativeInt = 1
     """As published, there are no batches. 0: the largest batch within half the SLO."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     up_period_ns: ClassVar[int] = 0
     """Scale up by at most 4 replicas or a doubling in this time, as Kubernetes does; 0: without a limit."""
-    window_ns: int = s(60)
+    window_ns: PositiveInt = s(60)
     """The measurement is that of this time."""
-    period_ns: int = s(15)
+    period_ns: PositiveInt = s(15)
     _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("cores", "window_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("initial", "batch_max"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("replicas_min", self.replicas_min, least=1)
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
@@ -333,12 +326,8 @@ class AtollRate(ReactiveScale):
     and pays for a burst for as long as it is in the window.
     """
 
-    factor: float = 1.0
+    factor: PositiveFloat = 1.0
     """Factor of the number of replicas."""
-
-    def __post_init__(self) -> None:
-        ReactiveScale.__post_init__(self)
-        check_range("factor", self.factor, above=0)
 
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
         rates = sorted(seconds_rps([bucket.arrivals for bucket in stage.window(self.window_ns)], stage.bucket_ns))
@@ -357,13 +346,9 @@ class TorchServe(ReactiveScale):
     queue is long, and then adds many at once.
     """
 
-    target_ns: int = s(7)
+    target_ns: PositiveInt = s(7)
     """The mean wait to aim for."""
     up_period_ns: ClassVar[int] = s(15)
-
-    def __post_init__(self) -> None:
-        ReactiveScale.__post_init__(self)
-        check_range("target_ns", self.target_ns, above=0)
 
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
         ready, window = stage.count(Life.READY), stage.window(self.window_ns)
@@ -384,13 +369,9 @@ class SageMaker(ReactiveScale):
     recommends 0.5, so that there are twice as many replicas as needed. Sees a burst only in the mean of a minute.
     """
 
-    safety: float = 0.5
+    safety: PositiveFloat = 0.5
     """Part of a replica's capacity to use."""
-    period_ns: int = s(60)
-
-    def __post_init__(self) -> None:
-        ReactiveScale.__post_init__(self)
-        check_range("safety", self.safety, above=0)
+    period_ns: PositiveInt = s(60)
 
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
         per_minute = S_PER_MINUTE * stage.rate_rps(self.window_ns)

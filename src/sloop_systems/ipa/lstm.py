@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.api import InputError, OutOfRange, check_range, quoted, s
+from sloop.api import InputError, OutOfRange, Range, quoted, s
 from sloop.api.policies import Traffic
 from sloop.api.solvers import seconds_rps
 
@@ -170,13 +170,12 @@ class Lstm:
 
     weights: str = "ipa"
     """The name of weights that ship with it, `ipa` or `biscale`, or the text of other weights."""
-    margin: float = 0.0
+    margin: Annotated[float, Range(above=-1, most=MARGIN_MAX)] = 0.0
     """Predict 1 + `margin` times as much."""
     _network: LstmNetwork = field(init=False, repr=False, compare=False)
     NOT_IN_SNAPSHOT: ClassVar = ("_network",)
 
     def __post_init__(self) -> None:
-        check_range("margin", self.margin, above=-1, most=MARGIN_MAX)
         object.__setattr__(self, "_network", _network(self.weights))
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:

@@ -15,11 +15,28 @@ requests older than their SLO. Before the first request it plans for `initial_rp
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Struct, structs
 
-from sloop.api import ROUNDING, Group, InputError, Plan, ReplicaSpec, StagePlan, arrows, check_range, counted, s, to_ms
+from sloop.api import (
+    ROUNDING,
+    Fraction,
+    Group,
+    InputError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Plan,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    ReplicaSpec,
+    StagePlan,
+    arrows,
+    counted,
+    s,
+    to_ms,
+)
 from sloop.api.policies import Belief, ClusterView, StageView, targets
 from sloop.api.solvers import fill_ms, patience_ns, replicas_needed
 from sloop_systems.ipa import label_setting
@@ -52,21 +69,12 @@ class IpaStageTerms(Struct, frozen=True, forbid_unknown_fields=True):
 
     variant: str = ""
     """The only variant that may run."""
-    cores: Mapping[str, float] = {}
+    cores: Mapping[str, PositiveFloat] = {}
     """Cores per replica by variant; base allocation computes the missing ones."""
-    threshold_rps: float | None = None
-    slo_ms: float | None = None
+    threshold_rps: PositiveFloat | None = None
+    slo_ms: PositiveFloat | None = None
     """The longest time of the largest batch, for base allocation only."""
-    replicas: int | None = None
-
-    def __post_init__(self) -> None:
-        for key, value in (("threshold_rps", self.threshold_rps), ("slo_ms", self.slo_ms)):
-            if value is not None:
-                check_range(key, value, above=0)
-        for variant, cores in self.cores.items():
-            check_range(f"cores.{variant}", cores, above=0)
-        if self.replicas is not None:
-            check_range("replicas", self.replicas, least=1)
+    replicas: PositiveInt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +106,48 @@ class Ipa:
     """The best choice at `headroom` above the forecast, every `interval_ns` from the first requests on."""
 
     resizes: ClassVar[bool] = False
-    alpha: float = 10.0
+    alpha: NonNegativeFloat = 10.0
     """Weight of accuracy in the objective."""
-    beta: float = 0.5
+    beta: NonNegativeFloat = 0.5
     """Weight of a core in the objective."""
-    delta: float = 1e-6
+    delta: NonNegativeFloat = 1e-6
     """Weight of a batch in the objective; breaks ties."""
     accuracy: Measure = "pas"
     """`pas`: the product of the accuracies of all stages. `pas_rank`: the sum of their ranks. `norm_prod`: the product
     of ranks lifted off zero."""
     only: Only = "any"
     """Which variants may run, by the core time of a request: `any`, or the `lightest` or `heaviest` of each stage."""
-    unit: float = 1.0
+    unit: PositiveFloat = 1.0
     """Cores of a unit, for base allocation."""
-    threshold_rps: float = 5.0
+    threshold_rps: PositiveFloat = 5.0
     """The rate that a replica must serve with batches of one, for base allocation."""
-    batch_max: int = 8
-    replicas: int = 0
+    batch_max: PositiveInt = 8
+    replicas: NonNegativeInt = 0
     """A fixed number of replicas for every stage; 0: as many as needed."""
-    replicas_max: int = 100
-    load_max: float = 1.0
+    replicas_max: PositiveInt = 100
+    load_max: Fraction = 1.0
     """Fraction of its believed throughput that a replica is planned for."""
-    margin: float = 1.0
+    margin: Fraction = 1.0
     """Fraction of every deadline to plan with."""
-    headroom: float = 0.0
+    headroom: Annotated[float, Range(above=-1)] = 0.0
     capped: bool = True
     """Whether all stages together must fit into the cluster's cores."""
     infeasible: Literal["degrade", "hold"] = "degrade"
     """The plan if nothing is feasible. `degrade`: the least latency, else a part of the rate; `hold`: the current
     one."""
-    hysteresis: int = 1
+    hysteresis: PositiveInt = 1
     """How many decisions in a row must prefer other variants before they start."""
     solver: Literal["labels", "milp"] = "labels"
     """Label setting, or an integer program by HiGHS."""
-    initial_rps: float = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     stages: Mapping[str, IpaStageTerms] = field(default_factory=dict)
     """Overrides for single stages: `variant`, `cores` by variant, `threshold_rps`, `slo_ms` and `replicas`."""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    interval_ns: int = s(10)
+    interval_ns: PositiveInt = s(10)
     """How often it chooses anew."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _memory: IpaMemory = field(init=False, default_factory=IpaMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for key in ("alpha", "beta", "delta", "replicas", "initial_rps"):
-            check_range(key, getattr(self, key), least=0)
-        for key in ("unit", "threshold_rps", "interval_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("batch_max", "replicas_max", "hysteresis"):
-            check_range(key, getattr(self, key), least=1)
-        for key in ("load_max", "margin"):
-            check_range(key, getattr(self, key), above=0, most=1)
-        check_range("headroom", self.headroom, above=-1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The best plan, or the one that `infeasible` selects; None between decisions. InputError as in

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sloop.api import InputError, check_range, listed
+from sloop.api import InputError, NonNegativeFloat, Range, check_range, check_ranges, listed
 from sloop.api.experiments import stream
 from sloop_systems.netnn.mapper import LINKS, NoCapacity
 from sloop_systems.netnn.network import Ints, classify
@@ -42,20 +42,18 @@ TIMEOUT_LATENCIES: Final = 4
 class Faults:
     """What happens to copies of packets on their links."""
 
-    loss: float = 0.0
+    loss: Annotated[float, Range(least=0, most=1)] = 0.0
     """The share that is lost."""
-    duplicates: float = 0.0
+    duplicates: Annotated[float, Range(least=0, most=1)] = 0.0
     """The share that arrives twice."""
-    jitter_ns: float = 0.0
+    jitter_ns: NonNegativeFloat = 0.0
     """The longest additional delay; a delay as long as an inference makes the order random."""
     lost: frozenset[tuple[int, int]] = frozenset()
     """Single copies that are lost: (row, number of the copy within its inference, in order of sending)."""
 
     def __post_init__(self) -> None:
         """InputError if a share is outside 0 to 1."""
-        check_range("loss", self.loss, least=0, most=1)
-        check_range("duplicates", self.duplicates, least=0, most=1)
-        check_range("jitter_ns", self.jitter_ns, least=0)
+        check_ranges(self)
 
 
 class InferenceEnding(StrEnum):

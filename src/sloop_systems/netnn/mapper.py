@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
-from sloop.api import InputError, check_range, listed
+from sloop.api import InputError, PositiveFloat, PositiveInt, Range, check_ranges, listed
 from sloop_systems.netnn.network import Layer, Network, Shape
 
 Routing = Literal["two-tier", "three-tier"]
@@ -31,31 +31,31 @@ class Fabric:
     """Programmable switches in a Clos network, and their speed. The defaults are those of a Tofino 2 in the papers, or
     our own where the papers give none."""
 
-    leaves: int = 8
-    pipelines: int = 4
-    units: int = 4
+    leaves: Annotated[int, Range(least=1, most=4096)] = 8
+    pipelines: Annotated[int, Range(least=1, most=64)] = 4
+    units: Annotated[int, Range(least=1, most=64)] = 4
     """Pipelines over which a layer is split: 4, or 16 where a layer has four switches. More than the pipelines of one
     switch are those of several whole ones."""
-    memory_bytes: int = 200_000_000
+    memory_bytes: PositiveInt = 200_000_000
     """Weights and activations that one leaf can hold."""
     routing: Routing = "two-tier"
-    payload_bytes: int = 64
+    payload_bytes: Annotated[int, Range(least=1, most=255)] = 64
     """Activations, one byte each, in one packet."""
-    slots: int = 8
+    slots: Annotated[int, Range(least=1, most=2**16)] = 8
     """Inferences at the same time; a power of two."""
-    products_per_pass: int = 5
+    products_per_pass: PositiveInt = 5
     """Products that are computed for a packet in one pass through a pipeline; a packet with more recirculates."""
-    stages: int = 20
+    stages: PositiveInt = 20
     """Of a pipeline."""
-    alus: int = 64
+    alus: PositiveInt = 64
     """Of a stage: operations that it does side by side."""
-    packets_per_s: float = 1.5e9
+    packets_per_s: PositiveFloat = 1.5e9
     """Of one pipeline."""
-    pass_ns: float = 400.0
+    pass_ns: PositiveFloat = 400.0
     """One pass through a pipeline."""
-    link_ns: float = 500.0
+    link_ns: PositiveFloat = 500.0
     """One link and the switch between."""
-    clones: int = 1
+    clones: Annotated[int, Range(least=1, most=4096)] = 1
     """Copies of a packet that share its products."""
     clones_windows: bool = True
     """Whether the feature extractor makes windows by clones that double each pass; else one packet recirculates."""
@@ -65,15 +65,7 @@ class Fabric:
 
     def __post_init__(self) -> None:
         """InputError if a number is out of range."""
-        for key, most in (("leaves", 4096), ("pipelines", 64), ("units", 64), ("clones", 4096)):
-            check_range(key, getattr(self, key), least=1, most=most)
-        check_range("products_per_pass", self.products_per_pass, least=1)
-        check_range("payload_bytes", self.payload_bytes, least=1, most=255)
-        for key in ("memory_bytes", "stages", "alus"):
-            check_range(key, getattr(self, key), least=1)
-        for key in ("packets_per_s", "pass_ns", "link_ns"):
-            check_range(key, getattr(self, key), above=0)
-        check_range("slots", self.slots, least=1, most=2**16)
+        check_ranges(self)
         if self.slots & (self.slots - 1):
             raise InputError(f"slots is {self.slots}", where="fabric", help="give a power of two")
         if self.units > self.pipelines and self.units % self.pipelines:

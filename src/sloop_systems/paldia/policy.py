@@ -34,7 +34,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, floor
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from msgspec import structs
 
@@ -42,17 +42,21 @@ from sloop.api import (
     NS_PER_MS,
     ROUNDING,
     Device,
+    Fraction,
     Group,
     InputError,
     Life,
     Node,
     NodeState,
+    NonNegativeFloat,
+    NonNegativeInt,
     OutOfRange,
     Plan,
+    PositiveInt,
+    Range,
     ReplicaSpec,
     Slot,
     StagePlan,
-    check_range,
     counted,
     in_ms,
     listed,
@@ -152,42 +156,33 @@ class Paldia:
     """See `HardwareRule`."""
     sharing: Sharing = "hybrid"
     """How a GPU is shared: by the best split, all `together`, or one batch after the other (`queue`)."""
-    headroom_cpu: float = 0.5
+    headroom_cpu: Fraction = 0.5
     """The fraction of the SLO within which the last of the expected requests must end on a CPU."""
-    headroom_gpu: float = 0.75
+    headroom_gpu: Fraction = 0.75
     """The same on a GPU; with `isolated` it is 1."""
-    wait_limit: int = 3
+    wait_limit: NonNegativeInt = 3
     """After this many decisions in a row that prefer other hardware, the next such decision switches."""
-    group_ns: int = s(1)
+    group_ns: PositiveInt = s(1)
     """The requests of this time are planned for as if they arrived at once. PALDIA does not give a value; its results
     need about a second. If requests arrive evenly, less is enough, and cheaper."""
     backlog: bool = True
     """Whether waiting requests are added to the expected ones."""
-    keep_alive_ns: int = s(600)
+    keep_alive_ns: NonNegativeInt = s(600)
     """How long a replica must not have been needed before it is stopped."""
-    release_after_ns: int = 0
+    release_after_ns: NonNegativeInt = 0
     """How long a node on demand stays empty before it is released. PALDIA gives the old node back as soon as its last
     batch has ended."""
-    batch_max: int = 0
+    batch_max: NonNegativeInt = 0
     """The largest batch; 0: the profile's largest one that takes at most the SLO. On a CPU it is a power of two, on a
     GPU any size; the specification (2.4) has powers of two for both."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to choose from; empty: all."""
     variant: str = ""
     """Empty: the first variant."""
-    initial_rps: float = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     """The rate to expect before any request has come."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _memory: PaldiaMemory = field(init=False, default_factory=PaldiaMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for key in ("headroom_cpu", "headroom_gpu"):
-            check_range(key, getattr(self, key), above=0, most=1)
-        for key in ("wait_limit", "keep_alive_ns", "release_after_ns", "batch_max"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("initial_rps", self.initial_rps, least=0)
-        for key in ("group_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """A plan of replicas on the hardware in use or, during a switch, on the next one. InputError for several
@@ -435,14 +430,13 @@ class Hybrid:
     that the last one ends earliest; it needs the work-conserving lane."""
     even: bool = False
     """Whether batches have equal sizes, instead of full batches and one with the rest."""
-    gain_min: float = 0.0
+    gain_min: Annotated[float, Range(least=0, most=1)] = 0.0
     """The smallest gain for which a split is made: the fraction by which it must be predicted to end earlier than both
     `together` and `queue`; otherwise the better of these two is used. A good value is the error of the law, which
     `sloop profile --sharing` prints: a smaller gain may not be real."""
     _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_range("gain_min", self.gain_min, least=0, most=1)
         if self.sharing == "resident" and self.lane == "serial":
             what = "cannot be resident in the serial lane, in which a queued batch waits until no other runs"
             raise OutOfRange("sharing", what, NO_WAIT)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.api import NS_PER_S, Plan, check_range, counted, s, to_ms, to_s
+from sloop.api import NS_PER_S, Fraction, NonNegativeFloat, Plan, PositiveFloat, PositiveInt, counted, s, to_ms, to_s
 from sloop.api.policies import Belief, ClusterView, StageView, targets
 from sloop.api.solvers import fill_ms
 from sloop_systems.sponge import solver as sponge
@@ -59,34 +59,25 @@ class Sponge:
     budget: Literal["clmax", "per_batch"] = "clmax"
     """The budgets of a burst. `clmax`: the tightest for all its requests; `per_batch`: each batch's tightest, better if
     clients differ."""
-    margin: float = 0.9
+    margin: Fraction = 0.9
     """Fraction of the SLO to plan with."""
-    cores: tuple[float, ...] = ()
+    cores: tuple[PositiveFloat, ...] = ()
     """Core counts to choose from; empty: 1 to 16, up to the largest node and to the cores that the profile can use."""
-    batch_max: int = 16
+    batch_max: PositiveInt = 16
     infeasible: Literal["dry_run", "crude", "keep"] = "dry_run"
     """The plan if no setting is feasible. `dry_run`: all cores with the batch that serves most requests in time;
     `crude`: all cores with batches of 10; `keep`: no change."""
-    hysteresis: int = 1
+    hysteresis: PositiveInt = 1
     """k: the largest of the last k decisions is used, so that cores never fall below any of them."""
-    lookback: int = 1
+    lookback: PositiveInt = 1
     """How many past seconds of measured network times count."""
-    rate_rps: float = 0.0
+    rate_rps: NonNegativeFloat = 0.0
     """The rate to plan for, which the authors' artefact gets beforehand; 0 means the forecast."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _recent: deque[SpongeSetting] = field(init=False, default_factory=deque, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_range("margin", self.margin, above=0, most=1)
-        for cores in self.cores:
-            check_range("cores", cores, above=0)
-        for key in ("batch_max", "hysteresis", "lookback"):
-            check_range(key, getattr(self, key), least=1)
-        check_range("rate_rps", self.rate_rps, least=0)
-        check_range("period_ns", self.period_ns, above=0)
 
     @property
     def arrivals(self) -> Literal["even", "burst"]:

@@ -7,6 +7,7 @@ import pytest
 
 from sloop.core.views import Bucket, ClusterView, ReplicaView, StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
@@ -118,7 +119,7 @@ def test_every_stage_by_itself_and_in_words(
 )
 def test_hpa_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Hpa(**parameters)
+        check_ranges(Hpa(**parameters))
 
 
 @pytest.fixture(name="vpa_view")
@@ -186,7 +187,7 @@ def test_the_node_bounds_it(vpa_view: Seen) -> None:
 )
 def test_vpa_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Vpa(**parameters)
+        check_ranges(Vpa(**parameters))
 
 
 Stage = Callable[..., StageView]
@@ -345,4 +346,4 @@ def test_without_a_cold_start_the_same_backlog_is_demand(kpa_view: Seen) -> None
 )
 def test_kpa_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Kpa(**parameters)
+        check_ranges(Kpa(**parameters))

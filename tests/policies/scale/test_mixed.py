@@ -12,6 +12,7 @@ from msgspec import structs
 from sloop.core.ledger import Ledger, Reservation, sites
 from sloop.core.views import Bucket, ClusterView, NodeView, StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.scale.mixed import Mixed, ReplicaSize
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw
@@ -521,4 +522,4 @@ def test_refuses_what_cannot_be() -> None:
         planned(Mixed(hardware=("r5.large",)), only_gpu)
     for wrong in ({"headroom": -1}, {"margin": 0}, {"margin": 2}, {"start": -1}, {"cores": (0,)}):
         with pytest.raises(InputError, match="must be"):
-            Mixed(**wrong)
+            check_ranges(Mixed(**wrong))

@@ -12,6 +12,7 @@ from msgspec import structs
 from sloop.app.load import load_application, load_deployment
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.scale.static import Static, StaticGroup, StaticPlacement, StaticStage
 from sloop.profile.profile import Profile, Quadratic
 from sloop.systems.planning import explain_plan
@@ -133,7 +134,7 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
 )
 def test_refuses_what_cannot_be(policy: Callable[[], Static]) -> None:
     with pytest.raises(InputError, match="must be"):
-        policy()
+        check_ranges(policy())
 
 
 # Placements
@@ -191,7 +192,7 @@ def test_placements_that_do_not_fit_are_refused(placements: list[StaticPlacement
 
 def test_a_share_above_the_whole_device_is_refused() -> None:
     with pytest.raises(InputError, match=r"share must be a number of at least 0 and at most 1, not 1\.2"):
-        placement("a", share=1.2)
+        check_ranges(placement("a", share=1.2))
 
 
 ON_V100 = {

@@ -9,6 +9,7 @@ from msgspec import structs
 from sloop.app.load import load_scenario
 from sloop.core.views import Bucket, ClusterView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.scale.vertical import Vertical
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
@@ -101,7 +102,7 @@ def test_what_requests_lose_on_the_network_is_made_up_with_cores() -> None:
 )
 def test_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Vertical(**parameters)
+        check_ranges(Vertical(**parameters))
 
 
 # More replicas

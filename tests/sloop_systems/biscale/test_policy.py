@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.units import NS_PER_S, ms, s
@@ -420,4 +421,4 @@ def test_whatever_comes_plans_fit_and_serve(
 )
 def test_biscale_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Biscale(**parameters)
+        check_ranges(Biscale(**parameters))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sloop.core.views import Bucket, ClusterView, Traffic
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.solvers import budget
@@ -431,4 +432,4 @@ def test_hysteresis_keeps_the_largest_of_the_last_decisions() -> None:
 def test_values_out_of_range_are_refused(kind: Any, wrong: Sequence[dict[str, Any]]) -> None:
     for parameters in wrong:
         with pytest.raises(InputError, match=f"^{next(iter(parameters))} must be"):
-            kind(**parameters)
+            check_ranges(kind(**parameters))

@@ -18,7 +18,7 @@ from sloop.core.views import (
     WeightChain,
     WeightsView,
 )
-from sloop.options import OutOfRange
+from sloop.options import OutOfRange, check_ranges
 from sloop.profile.estimate import Estimate
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaSpec, Slot
 from sloop_systems.flashpoint.policy import Flashpoint
@@ -268,4 +268,4 @@ def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
 @pytest.mark.parametrize(("key", "value"), [("link_mbps", 0.0), ("store_mbps", -1.0), ("pieces_max", -1)])
 def test_rates_that_no_link_has_are_refused(key: str, value: float) -> None:
     with pytest.raises(OutOfRange, match=key):
-        Flashpoint(**{key: value})  # type: ignore[arg-type]
+        check_ranges(Flashpoint(**{key: value}))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sloop.core.views import Bucket, ReplicaView, StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.scale.kubernetes import Hpa
 from sloop.profile.profile import Profile, Quadratic
 from sloop.systems import build_system
@@ -167,7 +168,7 @@ def test_batches_raise_what_a_replica_serves() -> None:
 )
 def test_refuses_values_out_of_range(kind: Callable[..., ReactiveScale], parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        kind(**parameters)
+        check_ranges(kind(**parameters))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80), st.floats(0, 1))

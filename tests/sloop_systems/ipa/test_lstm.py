@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lstm_training import untrained
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.testing.views import make_arrivals
 from sloop.units import ms
 from sloop_systems.ipa.lstm import SHIPPED, Lstm, LstmNetwork, decoded, outputs, peaks_of
@@ -117,7 +118,7 @@ def test_what_ships_is_what_was_published() -> None:
 )
 def test_refuses_what_cannot_be(key: str, value: object) -> None:
     with pytest.raises(InputError, match=key):
-        Lstm(**{key: value})  # type: ignore[arg-type]  # one of its own keys
+        check_ranges(Lstm(**{key: value}))  # type: ignore[arg-type]  # one of its own keys
 
 
 def test_no_weights_give_more_than_a_float_holds() -> None:

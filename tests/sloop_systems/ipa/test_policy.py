@@ -9,6 +9,7 @@ import pytest
 
 from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies import targets
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
@@ -238,7 +239,7 @@ def test_an_answer_that_is_not_proved_says_so(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_refuses_what_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Ipa(**wrong)
+        check_ranges(Ipa(**wrong))
 
 
 def ipa_stages(
@@ -365,7 +366,7 @@ def test_what_is_not_there_is_named(seen: ClusterView) -> None:
 def test_a_figure_that_cannot_be_is_refused() -> None:
     for wrong in ({"threshold_rps": 0.0}, {"slo_ms": -1.0}, {"replicas": 0}, {"cores": {"n": 0.0}}):
         with pytest.raises(InputError, match="must be"):
-            IpaStageTerms(**wrong)
+            check_ranges(IpaStageTerms(**wrong))
 
 
 def test_rates_batches_and_latencies(seen: ClusterView) -> None:

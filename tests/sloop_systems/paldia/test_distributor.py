@@ -14,6 +14,7 @@ from sloop.app.load import load_scenario
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.errors import InputError
 from sloop.events import Finished
+from sloop.options import check_ranges
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.report.explain import fresh_state
 from sloop.report.explain.request import explain_request
@@ -138,7 +139,7 @@ def test_options_that_do_not_fit_together() -> None:
     with pytest.raises(InputError, match="sharing cannot be resident in the serial lane"):
         Hybrid(sharing="resident", lane="serial")
     with pytest.raises(InputError, match="gain_min must be a number"):
-        Hybrid(gain_min=1.5)
+        check_ranges(Hybrid(gain_min=1.5))
 
 
 def test_the_ablations_run_all_together_or_one_after_the_other() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sloop.core.views import Bucket
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.policies.batch import WorkConserving
 from sloop.policies.drop import Age
 from sloop.policies.order import Edf
@@ -224,4 +225,4 @@ def test_core_counts_that_no_node_has_are_refused() -> None:
 )
 def test_refuses_what_cannot_be(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
-        Sponge(**parameters)
+        check_ranges(Sponge(**parameters))

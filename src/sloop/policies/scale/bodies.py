@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from sloop.core.views import Belief, ClusterView, ReplicaView, StageView
-from sloop.options import check_range
+from sloop.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_range
 from sloop.policies import targets
 from sloop.profile.pairs import Floats
 from sloop.solvers.bodies import (
@@ -82,17 +82,17 @@ class Bodies:
     """
 
     resizes: ClassVar[bool] = False
-    alpha: float = 0.8
+    alpha: PositiveFloat = 0.8
     """Bodies are added above this utilisation."""
-    beta: float = 0.6
+    beta: PositiveFloat = 0.6
     """Bodies are removed below this utilisation."""
-    gamma: float = 0.7
+    gamma: PositiveFloat = 0.7
     """Shadows are added when the rate of the last second exceeds this fraction of the capacity. 0.7 is the
     middle of the defaults of `beta` and `alpha`; AsyFunc has 1."""
-    cores_max: int = 16
+    cores_max: Annotated[int, Range(least=1, most=1024)] = 16
     """The most cores of a body, and of a shadow."""
-    batch_max: int = 8
-    memory_cores: float = 0.0
+    batch_max: Annotated[int, Range(least=1, most=1024)] = 8
+    memory_cores: NonNegativeFloat = 0.0
     """K (ρ·m in the publication): how many cores the memory of one copy of the weights is worth; 0: as many as the
     model has 10⁹ multiply-adds."""
     shadows: bool = True
@@ -109,19 +109,19 @@ class Bodies:
     `printed`: the same, but with the memory of the whole model, as printed in the publication's Algorithm 2."""
     selection: Literal["ranked", "prefix"] = "ranked"
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
-    shadows_per_node: int = 1
+    shadows_per_node: NonNegativeInt = 1
     """How many shadows may be on a node at a time."""
     counts_shadows: bool = False
     """Whether the capacity of shadows counts when bodies are planned for the mean rate, as in AsyFunc. Then there may
     be too few bodies to carry the rate alone, so that a burst never counts as over. False: only bodies count."""
-    initial_rps: float = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     """The rate to plan for before any request has been seen."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which the model has a profile."""
-    adapt_ns: int = s(10)
+    adapt_ns: PositiveInt = s(10)
     """How often the number of bodies is adapted."""
-    period_ns: int = ms(500)
+    period_ns: PositiveInt = ms(500)
     _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
     """When bodies were last adapted to a rate; empty until the first rate is known, after the first second."""
     _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
@@ -144,14 +144,7 @@ class Bodies:
         return self.shadows and self.bursts == "cheapest"
 
     def __post_init__(self) -> None:
-        for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
         check_range("beta", self.beta, most=self.alpha)
-        for key in ("memory_cores", "initial_rps"):
-            check_range(key, getattr(self, key), least=0)
-        for key in ("cores_max", "batch_max"):
-            check_range(key, getattr(self, key), least=1, most=1024)
-        check_range("shadows_per_node", self.shadows_per_node, least=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a graph, or a variant that the stage does not have."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from sloop.core.views import ClusterView
 from sloop.errors import InputError
-from sloop.options import check_range
+from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from sloop.policies import targets
 from sloop.policies.devices import (
     Metric,
@@ -42,48 +42,39 @@ class Harbor:
     waiting time is then too short.
     """
 
-    headroom: float = 0.0
+    headroom: NonNegativeFloat = 0.0
     """Plan for the demand times 1 + `headroom`."""
-    margin: float = 1.0
+    margin: Fraction = 1.0
     """Fraction of every deadline to plan with."""
-    wait_ns: int = ms(100)
+    wait_ns: NonNegativeInt = ms(100)
     """How long a batch waits to be full, if the batch policy reads it from the plan."""
-    batches: tuple[int, ...] = ()
+    batches: tuple[PositiveInt, ...] = ()
     """The batch sizes to choose from; empty: the powers of two."""
-    cores: float = 0.0
+    cores: NonNegativeFloat = 0.0
     """Cores of a replica; 0: as many as its profile can use. At most an equal part of the node for each stage."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
-    initial_rps: float = 1.0
+    initial_rps: NonNegativeFloat = 1.0
     """The rate to plan for at each stage before the first request."""
-    change: float = 0.1
+    change: NonNegativeFloat = 0.1
     """A plan stays until a rate has changed by more than this fraction."""
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
-    period_ns: int = s(10)
-    gain: float = 0.02
+    period_ns: PositiveInt = s(10)
+    gain: NonNegativeFloat = 0.02
     """How much better, as a fraction, another placement must be to replace the one in force."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to use; empty: all."""
-    slower: float = 1.18
+    slower: PositiveFloat = 1.18
     """How many times as long as profiled an inference takes beside other busy workers, while nothing is measured.
 
     1.18 is fitted to the figures of one thesis (κ of `sloop reproduce colocation`), whose host had fewer cores than
     processes. Set 1 where workers do not slow each other down, because each has a core of its own."""
-    transport_ns: int = ms(1)
+    transport_ns: NonNegativeInt = ms(1)
     """The time that a request and its answer spend outside queues and workers."""
-    horizon_ns: int = s(10)
+    horizon_ns: PositiveInt = s(10)
     """The time over which the growth of queues under overload is computed."""
     _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for key in ("headroom", "wait_ns", "cores", "initial_rps", "change", "gain", "transport_ns"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("margin", self.margin, above=0, most=1)
-        for key in ("period_ns", "slower", "horizon_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for batch in self.batches:
-            check_range("batches", batch, least=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The placement; None while nothing has changed. InputError for a model that fits on no device."""

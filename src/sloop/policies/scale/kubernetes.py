@@ -8,10 +8,10 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from sloop.core.views import Bucket, ClusterView, StageView
-from sloop.options import check_range
+from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_range
 from sloop.policies import targets
 from sloop.text import counted, in_s
 from sloop.units import FOREVER_NS, NS_PER_S, round_up, s, to_s
@@ -51,30 +51,25 @@ class Hpa:
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
-    target: float = 0.8
+    target: PositiveFloat = 0.8
     """The utilisation to aim for."""
-    replicas_min: int = 1
+    replicas_min: PositiveInt = 1
     replicas_max: int = 64
-    initial: int = 0
+    initial: NonNegativeInt = 0
     """Replicas before any has been ready; 0: `replicas_min`."""
-    cores: float = 1.0
+    cores: PositiveFloat = 1.0
     """Of each replica."""
-    batch_max: int = 0
+    batch_max: NonNegativeInt = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    stabilisation_ns: int = s(300)
+    stabilisation_ns: NonNegativeInt = s(300)
     """Scale down only to the largest number proposed in this time."""
-    period_ns: int = s(15)
+    period_ns: PositiveInt = s(15)
     _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("target", "cores", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("initial", "batch_max", "stabilisation_ns"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("replicas_min", self.replicas_min, least=1)
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
@@ -146,29 +141,20 @@ class Vpa:
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
-    target: float = 0.7
+    target: Fraction = 0.7
     """The utilisation to aim for."""
-    replicas: int = 1
-    cores: tuple[float, ...] = ()
+    replicas: PositiveInt = 1
+    cores: tuple[PositiveFloat, ...] = ()
     """Core counts to choose from; empty: 1 to 16."""
-    batch_max: int = 0
+    batch_max: NonNegativeInt = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    settle_ns: int = s(60)
+    settle_ns: PositiveInt = s(60)
     """The least time between two changes."""
-    period_ns: int = s(10)
+    period_ns: PositiveInt = s(10)
     _sizes: dict[str, VpaSize] = field(init=False, default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_range("target", self.target, above=0, most=1)
-        check_range("replicas", self.replicas, least=1)
-        for cores in self.cores:
-            check_range("cores", cores, above=0)
-        check_range("batch_max", self.batch_max, least=0)
-        for key in ("settle_ns", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have, and if no node has any of the core counts."""
@@ -244,36 +230,30 @@ class Kpa:
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
-    concurrency: float = 0.0
+    concurrency: NonNegativeFloat = 0.0
     """Requests per replica; 0: the largest batch."""
-    utilisation: float = 0.7
+    utilisation: Fraction = 0.7
     """Fraction of `concurrency` to aim for."""
-    replicas_min: int = 0
+    replicas_min: NonNegativeInt = 0
     """0 allows scaling to zero, half a minute after the stable window is empty."""
     replicas_max: int = 64
     initial: int = 1
     """Replicas before any request has come."""
-    cores: float = 1.0
+    cores: PositiveFloat = 1.0
     """Of each replica."""
-    batch_max: int = 0
+    batch_max: NonNegativeInt = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    stable_ns: int = s(60)
+    stable_ns: Annotated[int, Range(least=PANIC_NS)] = s(60)
     """Length of the stable window."""
-    period_ns: int = s(2)
+    period_ns: PositiveInt = s(2)
     _past: dict[str, KpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("concurrency", "replicas_min", "batch_max"):
-            check_range(key, getattr(self, key), least=0)
-        for key in ("cores", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        check_range("utilisation", self.utilisation, above=0, most=1)
         check_range("replicas_max", self.replicas_max, least=max(1, self.replicas_min))
         check_range("initial", self.initial, least=self.replicas_min)
-        check_range("stable_ns", self.stable_ns, least=PANIC_NS)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""

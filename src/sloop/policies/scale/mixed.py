@@ -35,7 +35,7 @@ from sloop.core.ledger import MICRO, Ledger, equal_nodes, replicas_max
 from sloop.core.nodes import UNUSED_NS
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
-from sloop.options import check_range
+from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from sloop.policies import targets
 from sloop.profile.interference import NO_SLOWDOWN
 from sloop.solvers import mixed
@@ -145,40 +145,32 @@ class MixedMemory:
 class Mixed:
     """The cheapest replicas that carry `headroom` more than the largest forecast of the last `calm_ns`."""
 
-    headroom: float = 0.2
+    headroom: NonNegativeFloat = 0.2
     """Plan for the demand times 1 + `headroom`, because arrivals are not evenly spaced."""
-    margin: float = 0.9
+    margin: Fraction = 0.9
     """Fraction of every deadline to plan with."""
-    calm_ns: int = s(60)
+    calm_ns: NonNegativeInt = s(60)
     """How long the demand must have been lower before fewer replicas are planned."""
-    start: float = 0.2
+    start: NonNegativeFloat = 0.2
     """What a start costs, as a fraction of the hourly price of the replica: other replicas replace those in force only
     if they save more than that within the hour."""
-    cores: tuple[float, ...] = ()
+    cores: tuple[PositiveFloat, ...] = ()
     """Core counts to choose from; empty: as many as the profile can use, up to those of a node, and 1, 2, 4, … where a
     core then serves more."""
-    batch_max: int = 0
+    batch_max: NonNegativeInt = 0
     """The largest batch; 0: as large as profile and deadline allow."""
-    group_ns: int = 0
+    group_ns: NonNegativeInt = 0
     """The requests of so long a time come at once; 0: they come evenly, as a Poisson process."""
-    release_after_ns: int = UNUSED_NS
+    release_after_ns: NonNegativeInt = UNUSED_NS
     """How long a node on demand stays empty before it is released. Where nodes come within seconds, less is cheaper."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to use; empty: all."""
     variant: str = ""
     """The variant that every stage runs, or others that are at least as accurate; empty: the first."""
-    initial_rps: float = 0.0
+    initial_rps: NonNegativeFloat = 0.0
     """The rate to expect before any request has come."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _memory: MixedMemory = field(init=False, default_factory=MixedMemory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for key in ("headroom", "calm_ns", "start", "batch_max", "initial_rps", "group_ns", "release_after_ns"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("margin", self.margin, above=0, most=1)
-        check_range("period_ns", self.period_ns, above=0)
-        for cores in self.cores:
-            check_range("cores", cores, above=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, a kind

@@ -6,33 +6,33 @@ changes: too little at the peak, too much at night.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Struct, structs
 
 from sloop.core.ledger import Ledger, Reservation, why_full
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
-from sloop.options import check_range
+from sloop.options import NonNegativeFloat, Range
 from sloop.policies import targets
 from sloop.units import s
 from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+
+Number = Annotated[int, Range(least=0, most=100_000)]
+Cores = Annotated[float, Range(above=0, most=1e6)]
 
 
 class StaticGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """Equal replicas of one stage; None means the stage's value, or the policy's value for all stages."""
 
     hardware: str | None = None
-    replicas: int = 1
-    cores: float | None = None
-    batch_max: int | None = None
+    replicas: Number = 1
+    cores: Cores | None = None
+    batch_max: Number | None = None
     variant: str | None = None
     is_capped: bool = True
     """Whether a replica can use no more than its cores, or its share of an accelerator; otherwise they are only
     reserved for it."""
-
-    def __post_init__(self) -> None:
-        _check_ranges(self.replicas, self.cores, self.batch_max)
 
 
 class StaticPlacement(Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,37 +43,30 @@ class StaticPlacement(Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     hardware: str = ""
     device: str = ""
-    share: float = 0.0
+    share: Annotated[float, Range(least=0, most=1)] = 0.0
     """Fraction of the accelerator; with 0, only its memory limits how many replicas share it."""
-    replicas: int = 1
-    cores: float = 1.0
-    batch: int = 0
-    rate_rps: float = 0.0
+    replicas: Number = 1
+    cores: Cores = 1.0
+    batch: Number = 0
+    rate_rps: NonNegativeFloat = 0.0
     """Requests per second that they are to serve together, for routes that go by it; 0: not said."""
     application: str = ""
     is_capped: bool = True
     """See `StaticGroup`."""
 
-    def __post_init__(self) -> None:
-        _check_ranges(self.replicas, self.cores, None)
-        check_range("batch", self.batch, least=0, most=100_000)
-        check_range("share", self.share, least=0, most=1)
-        check_range("rate_rps", self.rate_rps, least=0)
-
 
 class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
     """Values for one stage; None means the policy's value for all stages."""
 
-    replicas: int | None = None
-    cores: float | None = None
-    batch_max: int | None = None
+    replicas: Number | None = None
+    cores: Cores | None = None
+    batch_max: Number | None = None
     variant: str | None = None
     hardware: str | None = None
     groups: tuple[StaticGroup, ...] = ()
     """Replicas that differ, for example on several kinds of hardware; instead of `replicas`."""
 
     def __post_init__(self) -> None:
-        _check_ranges(self.replicas, self.cores, self.batch_max)
         if self.groups and self.replicas is not None:
             raise InputError("both 'replicas' and 'groups'", help="write `replicas` in each group")
 
@@ -86,9 +79,9 @@ class Static:
     resizes: ClassVar[bool] = False
     period_ns: ClassVar[int] = s(1)
 
-    replicas: int = 1
-    cores: float = 1.0
-    batch_max: int = 0
+    replicas: Number = 1
+    cores: Cores = 1.0
+    batch_max: Number = 0
     """0: the largest batch within half the SLO."""
     variant: str = ""
     """Empty: the first variant of each stage."""
@@ -101,9 +94,6 @@ class Static:
     `sloop plan --json` writes."""
     _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
     """By stage, its groups."""
-
-    def __post_init__(self) -> None:
-        _check_ranges(self.replicas, self.cores, self.batch_max)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The configured plan. InputError for a stage, variant or kind of hardware that the application does not
@@ -244,11 +234,3 @@ def check_overbooked(nodes: Sequence[Node], placed: Iterable[tuple[Group, Belief
                 why = why_full(wanted, ledger.view(wanted.node))
                 what = f"placements: no room for a replica of {spec.stage} on {_place_of(spec)}: {why}"
                 raise InputError(what, help="move it, or make replicas smaller")
-
-
-def _check_ranges(replicas: int | None, cores: float | None, batch_max: int | None) -> None:
-    for key, value in (("replicas", replicas), ("batch_max", batch_max)):
-        if value is not None:
-            check_range(key, value, least=0, most=100_000)
-    if cores is not None:
-        check_range("cores", cores, above=0, most=1e6)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from sloop.core.views import ClusterView
-from sloop.options import check_range
+from sloop.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from sloop.policies import targets
 from sloop.policies.sizes import (
     SizeLimits,
@@ -44,38 +44,29 @@ class Vertical:
     of `unit` cores each, batches up to `batch_max`.
     """
 
-    replicas: int = 1
+    replicas: PositiveInt = 1
     """The fewest of each stage."""
-    replicas_max: int = 0
+    replicas_max: NonNegativeInt = 0
     """The most of each stage: more start where all cores of a node are not enough. 0: as many as the cores hold."""
-    calm_ns: int = s(60)
+    calm_ns: NonNegativeInt = s(60)
     """How long the load must have been lower before there are fewer replicas."""
-    unit: float = 1.0
-    cores_max: int = 16
-    batch_max: int = 16
+    unit: PositiveFloat = 1.0
+    cores_max: PositiveInt = 16
+    batch_max: PositiveInt = 16
     throughput: Throughput = "pure"
     """`with_queue` counts the wait for a full batch as work, as in Biscale's artefact; `pure` does not."""
     whole: bool = False
     """Whether rates are truncated to whole requests per second, at least 1, as in Biscale's artefact."""
-    margin: float = 0.9
+    margin: Fraction = 0.9
     """Fraction of each deadline to plan with."""
-    initial_batch: int = 1
+    initial_batch: PositiveInt = 1
     """Largest batch before any request has come."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    period_ns: int = s(1)
+    period_ns: PositiveInt = s(1)
     _recent: deque[tuple[int, tuple[int, ...]]] = field(init=False, default_factory=deque, repr=False, compare=False)
     """(instant, replicas that were needed then) within the last `calm_ns`."""
-
-    def __post_init__(self) -> None:
-        for key in ("unit", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        for key in ("replicas", "cores_max", "batch_max", "initial_batch"):
-            check_range(key, getattr(self, key), least=1)
-        for key in ("replicas_max", "calm_ns"):
-            check_range(key, getattr(self, key), least=0)
-        check_range("margin", self.margin, above=0, most=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The cheapest sizes that carry the forecast; if there are none, those that carry most of it."""
