@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Ledger, Reservation, sites
+from sloop.core.ledger import Ledger, Reservation
 from sloop.core.planner import cores_by_hardware
 from sloop.core.views import Site
 from sloop.profile.estimate import Estimate
-from sloop.systems.planning.placement import NodeClasses, PlanShortfall
+from sloop.systems.planning.placement import PlanShortfall
 from sloop.systems.registry import build
 from sloop.systems.setup import Setup
-from sloop.vocabulary import Device, Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Device, Group, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning.scene import nodes, only, placed, setup, stage, steady_plan
 
 
@@ -180,7 +180,20 @@ def test_room_for_another_plan_leaves_the_placement_as_it_is() -> None:
     assert found.room_for("x", steady_plan(made, 1)) is found.rooms["x"]
 
 
-# Node classes
+def test_an_empty_node_on_demand_is_given_back() -> None:
+    """If it stayed, the second of two replicas would be spread to it."""
+    cluster = {"nodes": [{"hardware": "custom", "cores": 2, "memory_bytes": 9000, "count": 1, "most": 2}]}
+
+    def of(replicas: int) -> Setup:
+        return setup(stage("a"), cluster=cluster, system={"name": "static", "replicas": replicas, "place": "spread"})
+
+    found = placed(of(1), steady_plan(of(1), 1))
+    for replicas, expected in ((3, {"custom-0", "custom-1"}), (2, {"custom-0"})):
+        room = found.room_for("x", steady_plan(of(replicas), 1))
+        assert {each.node for each in room.placed} == expected
+
+
+# Equal nodes
 
 GPU = (Device("gpu", "T4", 100),)
 KINDS = st.sampled_from([("c", 4.0, 100, ()), ("g", 4.0, 100, GPU), ("c", 2.0, 100, ()), ("c", 4.0, 50, ())])
@@ -208,7 +221,7 @@ BELIEFS = {memory_bytes: belief_with(memory_bytes) for memory_bytes in (0, 30)}
 @given(cluster=clusters(), data=st.data())
 def test_replicas_go_where_they_would_if_all_nodes_were_shown(name: str, cluster: list[Node], data: Any) -> None:
     policy: Any = build("place", name, {})
-    few, every = NodeClasses(cluster), Ledger(cluster)
+    ledger = Ledger(cluster)
     ids: list[ReplicaId] = []
 
     def chosen(found: list[Site]) -> tuple[str, str | None] | None:
@@ -222,37 +235,10 @@ def test_replicas_go_where_they_would_if_all_nodes_were_shown(name: str, cluster
         cores = data.draw(st.sampled_from([0.5, 1.0, 3.0]))
         spec = ReplicaSpec("a", "a", Slot(cores, "g" if accelerator else "", accelerator, 0.4))
         belief = BELIEFS[data.draw(st.sampled_from([0, 30]))]
-        wanted = chosen(sites(spec, belief, every.views()))
-        assert chosen(sites(spec, belief, few.representatives())) == wanted
-        assert chosen(few.sites(spec, belief)) == wanted
+        wanted = chosen(ledger.sites(spec, belief))
+        assert chosen(ledger.sites(spec, belief, one_of_equal=True)) == wanted
         node, device = wanted or ("n0", None)
-        reservation = Reservation.of(spec, belief, node, device)
-        expected = every.reserve(ReplicaId(number), Reservation.of(spec, belief, node, device))
-        assert few.reserve(ReplicaId(number), reservation) == expected
-        if expected:
+        if ledger.reserve(ReplicaId(number), Reservation.of(spec, belief, node, device)):
             ids.append(ReplicaId(number))
         if ids and data.draw(st.integers(0, 3)) == 0:
-            gone = ids.pop(data.draw(st.integers(0, len(ids) - 1)))
-            few.release(gone)
-            every.release(gone)
-        assert tuple(few.every()) == every.views()
-
-
-def test_one_of_each_state_is_shown() -> None:
-    room = NodeClasses([Node(f"n{place}", "kind", 4.0, 100) for place in range(1000)])
-    assert [view.node.name for view in room.representatives()] == ["n0"]
-    assert room.reserve(ReplicaId(0), Reservation("n7", 1000, 0))
-    assert [view.node.name for view in room.representatives()] == ["n0", "n7"]
-    assert room.reserve(ReplicaId(1), Reservation("n0", 1000, 0))
-    assert [view.node.name for view in room.representatives()] == ["n0", "n1"]
-    room.release(ReplicaId(0))
-    assert not room.reserve(ReplicaId(2), Reservation("n2000", 1000, 0))
-    assert not room.reserve(ReplicaId(2), Reservation("n3", 5000, 0))
-
-
-def test_an_empty_node_on_demand_is_given_back() -> None:
-    room = NodeClasses([Node("n0", "kind", 4.0, 100, on_demand=True)])
-    assert room.reserve(ReplicaId(0), Reservation("n0", 1000, 0))
-    assert room.every()[0].state is NodeState.READY
-    room.release(ReplicaId(0))
-    assert room.every()[0].state is NodeState.RELEASED
+            ledger.release(ids.pop(data.draw(st.integers(0, len(ids) - 1))))
