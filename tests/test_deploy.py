@@ -27,6 +27,7 @@ from sloop.demo import write_example
 from sloop.runlog import read_log
 from sloop.serve.edge import http2
 from sloop.serve.edge.bodies import ALL_BYTES_MAX
+from sloop.serve.edge.http import IDLE_S
 from sloop.serve.metrics import Metrics
 from sloop.serve.server import Settings
 from sloop.units import GIB
@@ -59,7 +60,6 @@ def test_files_parse(file: Path) -> None:
     else:
         assert file.name in {
             "sloop.service",
-            "sloop-edge.service",
             "Containerfile",
             "Containerfile.dockerignore",
             "haproxy.cfg",
@@ -81,10 +81,10 @@ def commands(text: str) -> Iterator[list[str]]:
             yield following[: min(ends, default=len(following))]
 
 
-def unit(name: str = "sloop.service") -> list[tuple[str, str, str]]:
+def unit() -> list[tuple[str, str, str]]:
     """Section, key and value of each line of the systemd unit."""
     found, section = [], ""
-    for line in read(f"systemd/{name}").splitlines():
+    for line in read("systemd/sloop.service").splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line and not line.startswith("#"):
@@ -104,11 +104,9 @@ def pods() -> dict[str, dict[str, Any]]:
     (deployment,) = (each for each in documents("kubernetes/sloop.yaml") if each["kind"] == "Deployment")
     (cluster,) = (each for each in documents("kuberay/raycluster.yaml") if each["kind"] == "RayCluster")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
-    (edges,) = (each for each in documents("kuberay/edges.yaml") if each["kind"] == "Deployment")
     (runtime,) = documents("kserve/runtime.yaml")
     return {
         "kserve": {"spec": {key: runtime["spec"][key] for key in ("containers", "volumes")}},
-        "edge": edges["spec"]["template"],
         "kubernetes": deployment["spec"]["template"],
         "head": cluster["spec"]["headGroupSpec"]["template"],
         "worker": workers["template"],
@@ -155,35 +153,6 @@ def test_commands_have_options_that_exist(where: str, tmp_path: Path, monkeypatc
         assert (parameters["backend"], parameters["address"]) == ("ray", "auto")
 
 
-def joined() -> dict[str, list[str]]:
-    """The arguments of `sloop` in each file that starts an edge."""
-    (started,) = [value for _, key, value in unit("sloop-edge.service") if key == "ExecStart"]
-    return {"systemd": next(commands(started)), "kuberay": container_of("edge")["args"]}
-
-
-@pytest.mark.parametrize("where", ["systemd", "kuberay"])
-def test_edges_join_with_options_that_exist_and_stop_after_their_drain(where: str) -> None:
-    parameters = parameters_of(joined()[where])
-    assert parameters["host"] == "0.0.0.0"
-    assert parameters["api_key_file"] is not None
-    if where == "systemd":
-        values = {key: value for _, key, value in unit("sloop-edge.service")}
-        assert int(values["TimeoutStopSec"]) >= stop_s(parameters)
-        assert (values["Restart"], values["StartLimitIntervalSec"]) == ("always", "0"), "it ends without its server"
-    else:
-        assert pods()["edge"]["spec"]["terminationGracePeriodSeconds"] >= pre_stop_s("edge") + stop_s(parameters)
-
-
-def test_edges_of_kubernetes_join_the_head() -> None:
-    """What the file says about the head's options is true of its own."""
-    host, _, port = next(each for each in joined()["kuberay"] if each.startswith("--join"))[7:].partition(":")
-    (service,) = (each for each in documents("kuberay/edges.yaml") if each["metadata"]["name"] == host)
-    (head,) = (each for each in documents("kuberay/raycluster.yaml") if each["kind"] == "Service")
-    assert service["spec"]["selector"] == head["spec"]["selector"]
-    assert [each["targetPort"] for each in service["spec"]["ports"]] == [int(port)]
-    assert f"--agents-port {port} --token-file" in read("kuberay/edges.yaml")
-
-
 def shown_commands() -> list[list[str]]:
     text = (ROOT / "docs" / "deployment.md").read_text()
     quoted = re.findall(r"`(?:sudo -u \w+ \S*/)?(sloop [a-z]+ [^`]*)`", text)
@@ -209,7 +178,7 @@ MARGIN_S = 10
 
 
 def stop_s(parameters: dict[str, Any]) -> float:
-    """How long a server or an edge may take from SIGTERM to its end."""
+    """How long a server may take from SIGTERM to its end."""
     return float(parameters["grace_s"] + parameters["drain_s"] + MARGIN_S)
 
 
@@ -244,6 +213,25 @@ def test_haproxy_knows_within_the_grace_time_that_a_server_stops() -> None:
     assert all(int(every_s) * int(times) < Settings().grace_s for every_s, times in checks)
 
 
+def test_envoy_knows_it_as_soon_and_closes_idle_connections_before_the_server_does() -> None:
+    (resources,) = [each["static_resources"] for each in documents("envoy/envoy.yaml")]
+    for cluster in resources["clusters"]:
+        (check,) = cluster["health_checks"]
+        assert check["http_health_check"]["path"] == "/v2/health/ready"
+        asked_s = [int(check[key].removesuffix("s")) for key in ("interval", "no_traffic_interval")]
+        assert max(asked_s) * check["unhealthy_threshold"] < Settings().grace_s
+        (protocol,) = cluster["typed_extension_protocol_options"].values()
+        assert int(protocol["common_http_protocol_options"]["idle_timeout"].removesuffix("s")) < IDLE_S
+    for listener in resources["listeners"]:
+        ((manager,),) = [each["filters"] for each in listener["filter_chains"]]
+        ((route,),) = [host["routes"] for host in manager["typed_config"]["route_config"]["virtual_hosts"]]
+        assert int(route["route"]["timeout"].removesuffix("s")) > ENVOY_TIMEOUT_S
+
+
+ENVOY_TIMEOUT_S = 15
+"""After which Envoy ends a request by default."""
+
+
 def test_probes_ask_pages_that_exist() -> None:
     rest = (ROOT / "src" / "sloop" / "serve" / "edge" / "rest.py").read_text()
     text = "".join(file.read_text() for file in FILES if file.suffix != ".json")
@@ -270,7 +258,7 @@ KNOWN = {
 
 
 def test_the_unit_has_settings_that_systemd_knows_and_that_sloop_needs(tmp_path: Path) -> None:
-    for section, key, _ in [*unit(), *unit("sloop-edge.service")]:
+    for section, key, _ in unit():
         assert key in KNOWN[section].split(), key
     values = {key: value for _, key, value in unit()}
     assert values["KillMode"] == "mixed", "SIGTERM is for the deciding process"
@@ -282,24 +270,23 @@ def test_the_unit_has_settings_that_systemd_knows_and_that_sloop_needs(tmp_path:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
-    for name in ("sloop.service", "sloop-edge.service"):
-        copy = tmp_path / name
-        copy.write_text(read(f"systemd/{name}").replace("/opt/sloop/bin/sloop", "/bin/true"))
-        found = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
-        assert (found.returncode, [line for line in found.stderr.splitlines() if name in line]) == (0, [])
+    copy = tmp_path / "sloop.service"
+    copy.write_text(read("systemd/sloop.service").replace("/opt/sloop/bin/sloop", "/bin/true"))
+    found = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
+    assert (found.returncode, [line for line in found.stderr.splitlines() if copy.name in line]) == (0, [])
 
 
 # Schemas
 
 
-@pytest.mark.parametrize("name", ["kubernetes/sloop.yaml", "kuberay/raycluster.yaml", "kuberay/edges.yaml"])
+@pytest.mark.parametrize("name", ["kubernetes/sloop.yaml", "kuberay/raycluster.yaml"])
 def test_manifests_follow_the_schemas_of_kubernetes(name: str) -> None:
     for each in documents(name):
         if each["apiVersion"] != "ray.io/v1":
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("pod", ["kubernetes", "head", "worker", "edge"])
+@pytest.mark.parametrize("pod", ["kubernetes", "head", "worker"])
 def test_pods_follow_the_schema_and_run_without_rights(pod: str) -> None:
     template = {"metadata": {}, **pods()[pod]}
     whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": pod}, "template": template}

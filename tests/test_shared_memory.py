@@ -238,23 +238,14 @@ def test_an_arena_of_another_process_is_found_with_the_one_that_relays_it() -> N
     relayed.close()
 
 
-def test_an_arena_can_have_another_holder_and_none_has_the_number_of_one_of_before() -> None:
-    arenas = Arenas()
-    held, other = arenas.make(1 << 20, lambda _: None), Arenas().make(1 << 20, lambda _: None)
+def test_no_arena_has_the_number_of_one_of_before() -> None:
+    """The next process that holds arenas may use the same descriptor: the numbers differ all the same."""
+    held, other = Arenas().make(1 << 20, lambda _: None), Arenas().make(1 << 20, lambda _: None)
     assert held is not None
     assert other is not None
-    arena = Arena(held.number, held.fd)
-    before, memory = arena.allocate(5)
-    memory[:] = b"hello"
-    arena.set_holder(7)
-    after = Address(arena.number, before.offset, before.size)
-    assert (before.holder, after.holder) == (0, 7)
-    assert bytes(ArenaReader({7: os.getpid()}).read(after)) == b"hello"
-    arena.free(before)
-    # The next process that holds arenas may use the same descriptor: the numbers differ all the same.
     assert (held.number ^ other.number) & ~((1 << 20) - 1)
-    os.close(other.fd)
-    arenas.close()
+    for each in (held, other):
+        os.close(each.fd)
 
 
 def test_an_arena_cannot_be_written_by_its_readers_nor_made_smaller(arena: tuple[Arenas, HeldArena, Arena]) -> None:

@@ -189,10 +189,6 @@ class Arena:
         """Offsets of freed blocks that still have memory, by size."""
         self._kept_bytes = 0
 
-    def set_holder(self, holder: int) -> None:
-        """The process that holds the arena is called `holder` now. Addresses of before name its former number."""
-        self.number = _numbered(self.number, holder)
-
     def allocate(self, size: int) -> tuple[Address, memoryview]:
         """A block, and its memory to write. Raises `ArenaFull`."""
         pages = -(-size // PAGE) * PAGE

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 from urllib.request import urlopen
 
 import pytest
@@ -21,7 +20,6 @@ from rich.console import Console
 
 from sloop.app.application import Deployment
 from sloop.cli import agent as agents
-from sloop.cli import edge as edges
 from sloop.cli import main
 from sloop.cli import profile as module
 from sloop.cli import serve as serving
@@ -30,8 +28,6 @@ from sloop.profile.fit import fit_all
 from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, load_profile
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.edge.http import HttpSettings
-from sloop.serve.edge.joining import JoinSettings
-from sloop.serve.edge.process import EdgeSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import GRACE_S, Settings
@@ -173,60 +169,22 @@ def test_mistakes_about_other_machines_are_told(app: Path, options: list[str], c
     assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
 
 
-JOIN = ["--join", "10.0.0.1:9000", "--token-file", "token"]
-
-
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("where", "token", "code", "told"),
     [
-        (JOIN[2:], 2, "Missing option '--join'"),
-        (JOIN[:2], 2, "Missing option '--token-file'"),
-        (["--join", "here", *JOIN[2:]], 2, "'here' is no address"),
-        ([*JOIN[:3], "none"], 1, "the token cannot be read"),
-        ([*JOIN[:3], "short"], 1, "the token has 5 bytes"),
-        ([*JOIN, "--agents-tls-cert", "a.pem"], 2, "--agents-tls-key is missing"),
-        ([*JOIN, "--tls-cert", "a.pem"], 1, "--tls-key is missing"),
-        ([*JOIN, "--api-key-file", "none"], 1, "the key file cannot be read"),
-        ([*JOIN, "--access-log", "none/log"], 1, "none/log"),
-        ([*JOIN, "--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1:0"),
-        ([*JOIN, "--host", "[2001:db8::1]"], 1, "cannot listen on [2001:db8::1]:0"),
+        ("here", "token", 2, "'here' is no address"),
+        ("10.0.0.1:9000", "none", 1, "the token cannot be read"),
+        ("10.0.0.1:9000", "short", 1, "the token has 5 bytes"),
     ],
 )
-def test_mistakes_about_an_edge_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, told: str
+def test_mistakes_about_an_agent_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, token: str, code: int, told: str
 ) -> None:
     (tmp_path / "token").write_text("0123456789abcdef")
     (tmp_path / "short").write_text("12345")
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["edge", "--http-port", "0", "--grpc-port", "0", *options])
+    result = CliRunner().invoke(main, ["agent", "--join", where, "--name", "one", "--token-file", token])
     assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
-
-
-def test_options_of_an_edge_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "token").write_text("0123456789abcdef")
-    monkeypatch.chdir(tmp_path)
-    seen: list[object] = []
-
-    class Edge:
-        def __init__(self, given: JoinSettings, settings: EdgeSettings, ports: object, on_start: object) -> None:
-            seen.append((given, settings))
-            self._on_start = cast(Callable[[], None], on_start)
-
-        def reload(self) -> None: ...
-
-        def withdraw(self) -> None: ...
-
-        async def serve(self, stop: object) -> None:
-            self._on_start()
-
-    monkeypatch.setattr(edges, "JoiningEdge", Edge)
-    own = ["--http-port", "0", "--grpc-port", "0", "--api-key", "secret", "--head-s", "3", "--drain-s", "4"]
-    result = CliRunner().invoke(main, ["edge", *JOIN, *own, "--agents-host", "[fd00::9]", "--json"])
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["http"].startswith("http://127.0.0.1:")
-    ((given, settings),) = cast(list[tuple[JoinSettings, EdgeSettings]], seen)
-    assert given == JoinSettings(("10.0.0.1", 9000), b"0123456789abcdef", None, "fd00::9", 4.0)
-    assert (settings.api_key, settings.http.head_s) == ("secret", 3.0)
 
 
 def test_files_of_tls_between_machines_reach_server_and_agent(

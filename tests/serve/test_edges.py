@@ -24,19 +24,21 @@ from sloop.app.application import Limits
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
+from sloop.serve import edges as module
+from sloop.serve.blocks import Block
 from sloop.serve.edge.http import HttpConnection, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edges import EdgePort, Edges, open_ports
-from sloop.serve.messages import EdgeCounts, FromEdge, OfferModel, Submit, ToEdge
+from sloop.serve.messages import Cancel, EdgeCounts, FromEdge, OfferModel, Release, RequestEnded, Submit, ToEdge
 from sloop.serve.protocols import Servable
 from sloop.serve.server import Serving, Settings, serving
-from sloop.serve.transport import FrameKind, ProcessChannel, RecordLink, socket_pair
+from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Port, Signature
-from sloop.vocabulary import Request
+from sloop.vocabulary import Outcome, Request, RequestId
 from tests.serve.edge.test_attacks import make_certificate
 from tests.serve.edge.test_sink import OFFER
 from tests.serve.path import Wire
@@ -135,6 +137,98 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         assert submit.block.size > 2 << 20
         assert len(msgspec.msgpack.encode(submit)) < 200
         arenas.abandon(held)
+
+    asyncio.run(main())
+
+
+class Scene:
+    """A deciding process with the ports of two edges: requests stay open until a test ends them."""
+
+    def __init__(self) -> None:
+        self.arenas = Arenas()
+        self.told: list[ToEdge] = []
+        self.cancelled: list[RequestId] = []
+        self.requests: dict[RequestId, Block] = {}
+        driver: Any = self
+        self.port, self.other = (EdgePort(driver, NoPages(), self.arenas, self.told.append) for _ in range(2))
+
+    def submit(self, block: Block, edge: EdgePort, number: int, **_: Any) -> None:
+        request = RequestId(len(self.requests) + 1)
+        self.requests[request] = block
+        edge.requests[number] = request
+
+    def cancel(self, request: RequestId) -> None:
+        self.cancelled.append(request)
+
+    def block_of(self, port: EdgePort) -> Address:
+        assert port.arena is not None
+        return Arena(port.arena.number, port.arena.fd).allocate(9000)[0]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    if made.port.arena is None:
+        pytest.skip("this system has no memory to share")
+    yield made
+    made.arenas.close()
+
+
+def test_an_edge_names_its_own_blocks_and_releases_what_it_was_given(scene: Scene) -> None:
+    with pytest.raises(ProtocolError, match="not in the arena of this edge"):
+        scene.port.on_record(Submit(1, "demo", scene.block_of(scene.other), 7))
+    answer = Address(5 << 48, 0, 100)
+    with pytest.raises(ProtocolError, match="was not handed to this edge"):
+        scene.port.on_record(Release(answer))
+    assert not scene.requests
+    own = scene.block_of(scene.port)
+    scene.port.on_record(Submit(1, "demo", own, 7))
+    assert scene.requests == {1: own}
+    scene.port.on_end(RequestEnded(1, Outcome.SERVED, "1", [answer]))
+    scene.port.on_record(Cancel(1))  # it has crossed the end
+    scene.port.on_record(Release(answer))
+    assert not scene.cancelled
+    with pytest.raises(ProtocolError, match="was not handed to this edge"):
+        scene.port.on_record(Release(answer))
+
+
+def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> None:
+    freed: list[Address] = []
+    scene.arenas.add_holder(5, freed.append)
+    early, late = Address(5 << 48, 0, 100), Address(5 << 48, 4096, 100)
+    for number in (1, 2):
+        scene.port.on_record(Submit(number, "demo", b"x", 7))
+    scene.port.on_end(RequestEnded(1, Outcome.SERVED, "1", [early]))
+    told = len(scene.told)
+    scene.port.lose()
+    assert (scene.cancelled, freed) == ([2], [early])
+    scene.port.on_end(RequestEnded(2, Outcome.SERVED, "1", [late]))
+    assert (freed, len(scene.told)) == ([early, late], told)
+
+
+def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        settings, here, there = EdgeSettings(HttpSettings(), 1, 1, 1, 1), Scene(), Address(5 << 48, 0, 100)
+        nobody: Any = None
+        with contextlib.ExitStack() as stack:
+            ports = open_ports("127.0.0.1", 0, 0, 1)
+            for sock in ports[0]:
+                stack.enter_context(sock)
+            edges = Edges(nobody, NoPages(), here.arenas, settings, ports)
+        edges.slots[0].port = port = here.port
+        for number in (1, 2, 3):
+            port.on_record(Submit(number, "demo", b"x", 7))
+        port.on_end(RequestEnded(1, Outcome.SERVED, "1", [there]))
+        port.on_end(RequestEnded(2, Outcome.SERVED, "1", [b"small"]))
+        delivering = asyncio.create_task(edges.delivered())
+        await asyncio.sleep(0.05)
+        assert not delivering.done()
+        port.on_record(Release(there))
+        await asyncio.wait_for(delivering, 5)
+        port.on_end(RequestEnded(3, Outcome.SERVED, "1", [there]))
+        monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)
+        await asyncio.wait_for(edges.delivered(), 5)  # it does not come: no longer than a fetch takes
+        here.arenas.close()
 
     asyncio.run(main())
 

@@ -26,9 +26,11 @@ from sloop.serve.network import (
     MAGIC,
     NONCE_BYTES,
     PART_BYTES,
+    ArenaHolder,
     BlockClient,
     BlockLost,
     BlockServer,
+    HolderTable,
     NetworkLink,
     NodeListener,
     NodeTls,
@@ -454,38 +456,6 @@ def test_a_process_that_stood_still_blames_nobody(
     play(scene)
 
 
-@pytest.mark.parametrize("still_s", [0.1, 1.3])
-def test_a_strict_end_that_stood_still_reads_nothing_of_what_came_meanwhile(
-    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch, still_s: float
-) -> None:
-    """The other end may have given it up, and what it says does not hold any more. Shorter halts cost nothing."""
-    monkeypatch.setattr(network, "BEAT_S", 0.02)
-    monkeypatch.setattr(network, "SILENT_S", 1.0)
-
-    async def scene() -> None:
-        async with place() as here:
-            link = await connect(here.endpoint, TOKEN, Purpose.EDGE)
-            frames, ends = list[Frame](), list[str]()
-            link.attach(frames.append, ends.append)
-            link.keep_alive(is_strict=True)
-            await until(lambda: bool(here.links))
-            here.links[0].keep_alive()
-            await asyncio.sleep(0.03)
-            assert not ends
-            here.links[0].send(FrameKind.RECORDS, payload=[b"x"])  # in the kernel before the halt
-            time.sleep(still_s)  # noqa: ASYNC251  # the event loop stands still
-            if still_s < network.SILENT_S:
-                await until(lambda: bool(frames))
-                assert not ends
-            else:
-                await until(lambda: bool(ends))
-                assert "stood still" in ends[0]
-                assert not frames
-            link.close()
-
-    play(scene)
-
-
 def test_an_end_that_reads_nothing_ends_the_link(
     play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,6 +551,20 @@ def test_tokens_are_read_and_checked(tmp_path: Path) -> None:
 
 
 # Blocks
+
+
+def test_numbers_of_those_who_hold_arenas_are_used_again_late_and_never_twice_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "HOLDERS_MAX", 4)
+    table = HolderTable()
+    for number in (1, 2, 3):
+        assert table.number() == number
+        table.add(ArenaHolder(number, f"machine {number}", 10 * number, (HOST, number)))
+    assert table.on("machine 2") == {2: 20}
+    assert table.endpoints() == {number: (HOST, number) for number in (1, 2, 3)}
+    table.remove(1)
+    assert [table.number(), table.number(), table.number()] == [4, 1, 4], "2 and 3 are known"
 
 
 def block_of(size: int, number: int = 0) -> Address:

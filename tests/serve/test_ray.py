@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from tests.hosts import WAIT_S, Host, Hosts, RayCluster
-from tests.serve.fleet import CAUGHT, HTTP, MODEL, Fleet, Load, kill, running, tell, until, workers
+from tests.serve.fleet import CAUGHT, MODEL, Fleet, Load, kill, running, tell, until, workers
 
 pytestmark = [
     pytest.mark.live,
@@ -185,28 +185,6 @@ def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> N
     tell(f"the server ended after {time.monotonic() - began_s:.1f} s")
     until(lambda: [served.seen()[what] for what in ("groups", "actors")] == [[], []], "no groups, no actors")
     until(lambda: not any(running(host, "sloop.serve") for host in served.hosts), "no processes")
-
-
-def test_an_edge_on_a_node_of_ray_serves_clients_there(served: RayFleet) -> None:
-    """The server waits for edges if it has a port and a token that others can know."""
-    fleet, host = served.fleet, served.hosts[1]
-    assert fleet.server is not None
-    fleet.server.send_signal(signal.SIGINT)
-    fleet.server.wait(WAIT_S)
-    fleet.start_server([*served.backend(served.ray.address), "--agents-port", "9477", "--token-file", "token"])
-    fleet.until_ready(1)
-    join = ["--join", f"{fleet.address}:9477", "--token-file", "token", "--host", "0.0.0.0", "--http-port", str(HTTP)]
-    edge = host.run([sys.executable, "-P", "-m", "sloop", "edge", *join], cwd=fleet.folder, stdout=subprocess.PIPE)
-    assert edge.stdout is not None
-    assert b"serving at" in edge.stdout.readline()
-    with Load(host.address, "mlp", lambda x: 2 * x + 1, rate_rps=FEW_RPS) as load:
-        load.until_steady(20)
-    load.check([200])
-    assert fleet.metric("sloop_edges") == 2
-    edge.send_signal(signal.SIGINT)
-    assert edge.wait(WAIT_S) == 0
-    fleet.server.send_signal(signal.SIGINT)
-    fleet.server.wait(WAIT_S)
 
 
 # What cannot be served

@@ -212,7 +212,7 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     (application,) = state["applications"]
     assert [stage["name"] for stage in application["stages"]] == ["s0", "s1"]
     (edge,) = state["edges"]
-    assert (edge["where"], edge["ready"], edge["open"]) == ("server", True, 0)
+    assert (edge["name"], edge["ready"], edge["open"]) == ("edge 0", True, 0)
     assert edge["address"] == f"127.0.0.1:{running.server.http_port}"
     assert edge["since_s"] < state["now_s"]
     decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])

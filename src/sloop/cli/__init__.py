@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
     "agent": ("sloop.cli.agent", "Run replicas on this machine for a server on another."),
-    "edge": ("sloop.cli.edge", "Accept requests on this machine for a server on another."),
     "deploy": ("sloop.cli.deploy", "Add, replace or remove applications of a running server."),
     "pull": ("sloop.cli.pull", "Fetch the models that applications name by URL."),
     "import": ("sloop.cli.import_", "Write the application file for a Triton model repository."),

@@ -95,8 +95,8 @@ def listening_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def key_options(note: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The keys of clients. `note` follows what is said of the file of keys."""
+def key_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The keys of clients."""
     options = (
         click.option(
             "--api-key",
@@ -110,16 +110,12 @@ def key_options(note: str = "") -> Callable[[Callable[..., None]], Callable[...,
             type=FILE,
             metavar="FILE",
             help="Accept only requests with a key of this file: one per line, as KEY, NAME KEY or NAME KEY admin. "
-            f"It is read again when it changes, and on SIGHUP.{note}",
+            "It is read again when it changes, and on SIGHUP.",
         ),
     )
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def warn_of_visible_key() -> None:
@@ -183,24 +179,6 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-grace_option = click.option(
-    "--grace-s",
-    type=Number(min=0),
-    default=GRACE_S,
-    show_default=True,
-    help="Seconds to go on serving after SIGTERM, as not ready, until load balancers have noticed. Ctrl-C, or a second "
-    "signal, skips them.",
-)
-
-
-log_group_option = click.option(
-    "--log-group",
-    default="",
-    metavar="GROUP",
-    help="Let this group read event log and access log, such as that of a program that collects them [default: none].",
-)
-
-
 def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     """The settings of `connection_options`. InputError if a file of TLS is missing or cannot be used."""
     cert, key, client_ca = given["tls_cert"], given["tls_key"], given["tls_client_ca"]
@@ -243,13 +221,13 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             "--agents-port",
             type=PORT,
             default=0,
-            help="With --backend ray: the port for agents, and for edges elsewhere [default: a free one].",
+            help="With --backend ray: the port for agents [default: a free one].",
         ),
         click.option(
             "--token-file",
             type=FILE,
             metavar="FILE",
-            help="The token of the deployment, which agents and edges elsewhere must know; --backend agents needs one.",
+            help="The token of the deployment, which agents must know; --backend agents needs one.",
         ),
         click.option(
             "--agents-tls-cert",
@@ -303,7 +281,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @click.option("--no-profile", is_flag=True, help="Refuse a model without a profile instead of measuring it first.")
 @shape_option
 @models_options
-@key_options()
+@key_options
 @click.option(
     "--state",
     type=FOLDER,
@@ -345,7 +323,12 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     metavar="FILE",
     help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
 )
-@log_group_option
+@click.option(
+    "--log-group",
+    default="",
+    metavar="GROUP",
+    help="Let this group read event log and access log, such as that of a program that collects them [default: none].",
+)
 @click.option(
     "--otlp",
     default="",
@@ -393,7 +376,14 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     help="Let clients whose key has the role admin load and unload the files NAME.yaml of this folder (Triton's model "
     "repository).",
 )
-@grace_option
+@click.option(
+    "--grace-s",
+    type=Number(min=0),
+    default=GRACE_S,
+    show_default=True,
+    help="Seconds to go on serving after SIGTERM, as not ready, until load balancers have noticed. Ctrl-C, or a second "
+    "signal, skips them.",
+)
 @click.option(
     "--drain-s",
     type=Number(min=0),

@@ -348,8 +348,6 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     """Where blocks can be fetched, by their holders. An empty host stands for that of the deciding process."""
 
     by_holder: dict[int, Endpoint]
-    edges: dict[int, int] = {}  # msgspec creates a new dict for each instance
-    """Edges of the agent's machine that hold arenas, with their process ids."""
 
 
 class AdoptWorker(Struct, frozen=True, array_like=True, tag=11):
@@ -530,7 +528,7 @@ class AgentSession:
         self._arena = Arena(held.number, held.fd) if held is not None else None
         """For copies of blocks of other machines."""
         self._beside = RelayedArenas(self._own)
-        """The arenas of the deciding process and of edges, if these are on this machine."""
+        """The arenas of the deciding process, if it is on this machine."""
         self._used: set[Address] = set()
         """Blocks of its workers that the deciding process has."""
         self._workers: dict[ReplicaId, _Worker] = {}
@@ -579,7 +577,6 @@ class AgentSession:
         self._holder = setup.holder
         self._is_beside = 0 in setup.holders
         """Whether the deciding process is on this machine, with its files."""
-        self._here = setup.holders
         self._reader = ArenaReader({**setup.holders, setup.holder: os.getpid()})
         self._beside.set_holders(setup.holders)
 
@@ -691,7 +688,6 @@ class AgentSession:
             if holder != self._holder
         }
         self._blocks.set_endpoints(others)
-        self._beside.set_holders({**self._here, **record.edges})
 
     # Replicas
 

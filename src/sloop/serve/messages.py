@@ -310,37 +310,11 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
-class EdgeHello(Struct, frozen=True, array_like=True, tag=7):
-    """An edge on another machine introduces itself: the first record of its connection."""
-
-    version: str
-    """Of sloop; all machines run the same."""
-    pid: int
-    machine: str
-    """See `sloop.serve.network.machine`."""
-    endpoint: tuple[str, int]
-    """Host and port at which it sends its blocks."""
-    sent_ns: int
-    """See `EdgeClock`."""
-    host: str = ""
-    """The name of its machine."""
-    ports: tuple[int, int] = (0, 0)
-    """Where it serves HTTP and gRPC."""
+class EdgeHeartbeat(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """The edge lives. Sent every `HEARTBEAT_S` (`sloop.serve.heartbeat`)."""
 
 
-class EdgeClock(Struct, frozen=True, array_like=True, tag=8, gc=False):
-    """What the clock of the edge's machine shows (`time.monotonic_ns`): says that the edge lives, and where clocks
-    differ, by how much. Sent every second from another machine, and every `HEARTBEAT_S` (`sloop.serve.heartbeat`) from
-    this one."""
-
-    sent_ns: int
-
-
-class EdgeEnds(Struct, frozen=True, array_like=True, tag=9):
-    """The edge ends because it was told to, and has answered what it had accepted."""
-
-
-FromEdge = Submit | Cancel | Release | Ask | EdgeReady | EdgeCounts | EdgeHello | EdgeClock | EdgeEnds
+FromEdge = Submit | Cancel | Release | Ask | EdgeReady | EdgeCounts | EdgeHeartbeat
 
 
 # From the deciding process to an edge
@@ -416,9 +390,6 @@ class DrainEdge(Struct, frozen=True, array_like=True, tag=6):
 class CloseEdge(Struct, frozen=True, array_like=True, tag=7):
     """Give clients a moment to take their answers, then end."""
 
-    why: str = ""
-    """Why an edge that has introduced itself cannot serve; empty if it is over."""
-
 
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
     """Read keys and certificates again, and open the access log anew."""
@@ -433,21 +404,4 @@ class Holders(Struct, frozen=True, array_like=True, tag=9):
     """Host and port at which each sends its blocks."""
 
 
-class EdgeSetup(Struct, frozen=True, array_like=True, tag=10):
-    """The answer to an `EdgeHello`: the edge's bounds, which are as those of the server's own edges, and the models."""
-
-    holder: int
-    """The edge's number among the processes that hold arenas."""
-    needs_key: bool
-    """Whether the server's own edges demand a key of clients; then this one must do so too, and otherwise not."""
-    has_repository: bool
-    body_bytes_max: int
-    bodies_bytes_max: int
-    json_bytes_max: int
-    requests_max: int
-    models: list[OfferModel]
-
-
-ToEdge = (
-    RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders | EdgeSetup
-)
+ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders

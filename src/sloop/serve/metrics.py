@@ -218,7 +218,7 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
-    lines its logs have lost, by log, `edges` how many edges serve, by where, `edges_lost` how many have died,
+    lines its logs have lost, by log, `edges` how many edges serve, `edges_lost` how many have died,
     `spares` which workers wait for a model, by machine, and `joining` whether requests for a version share passes.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
@@ -231,7 +231,7 @@ class Metrics:
         *,
         turns: Callable[[], Turns] = Turns,
         lost: Callable[[], dict[str, int]] = dict,
-        edges: Callable[[], dict[str, int]] = dict,
+        edges: Callable[[], int] = int,
         edges_lost: Callable[[], int] = int,
         spares: Callable[[], Mapping[str, SpareProcesses]] = dict,
         joining: Callable[[str, str], Iterable[VariantJoining]] = lambda model, version: (),
@@ -614,19 +614,18 @@ class Metrics:
         answer_bytes.add_metric((), counts.unsent_bytes)
         connections = GaugeMetricFamily("sloop_connections", "Open connections of clients.")
         connections.add_metric((), counts.connections)
-        edges = GaugeMetricFamily("sloop_edges", "Edges that serve, of this machine or elsewhere.", labels=("where",))
-        for where, count in self._edges().items():
-            edges.add_metric((where,), count)
-        edges_lost = CounterMetricFamily("sloop_edges_lost", "Edges that have died, or whose connection has.")
+        edges = GaugeMetricFamily("sloop_edges", "Edges that accept connections.")
+        edges.add_metric((), self._edges())
+        edges_lost = CounterMetricFamily("sloop_edges_lost", "Edges that have died.")
         edges_lost.add_metric((), self._edges_lost())
         yield from (body_bytes, answer_bytes, connections, edges, edges_lost)
         for name, about, label, found, always in (
             (
                 "sloop_bodies_refused",
-                "Requests rejected unread: too large (each, json), no memory (all), waited too long (age, away).",
+                "Requests rejected unread: too large (each, json), no memory (all), waited too long (age).",
                 "bound",
                 counts.refused,
-                ("each", "json", "all", "age", "away"),
+                ("each", "json", "all", "age"),
             ),
             (
                 "sloop_connections_refused",

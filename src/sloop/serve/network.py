@@ -24,7 +24,6 @@ import os
 import secrets
 import socket
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,10 +142,8 @@ class Purpose(IntEnum):
     AGENT = 1
     """An agent's connection to the deciding process."""
     BLOCKS = 2
-    """Blocks are fetched, from an agent or an edge."""
-    EDGE = 3
-    """The connection of an edge to the deciding process."""
-    WEIGHTS = 4
+    """Blocks are fetched, from an agent or the deciding process."""
+    WEIGHTS = 3
     """Files of models are fetched from an agent."""
 
 
@@ -182,7 +179,6 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._heard_s = self._awake_s = 0.0
-        self._is_strict, self._lived_s = False, 0.0
         self._congested_s = 0.0
         """Since when more waits for the other end than it takes at once."""
         self._owed = 0
@@ -267,12 +263,9 @@ class NetworkLink(asyncio.BufferedProtocol):
         assert self._transport is not None
         return str(self._transport.get_extra_info("sockname")[0])
 
-    def keep_alive(self, *, is_strict: bool = False) -> None:
-        """From now on say that this end lives, and notice when the other end does not. With `is_strict` the link also
-        ends when this process has stood still for so long that the other end may have given it up: what came meanwhile
-        is then not read, because it may no longer hold."""
+    def keep_alive(self) -> None:
+        """From now on say that this end lives, and notice when the other end does not."""
         self._heard_s = self._awake_s = self._loop.time()
-        self._is_strict, self._lived_s = is_strict, time.monotonic()
         self._keep_alive()
 
     # What the transport calls
@@ -305,8 +298,6 @@ class NetworkLink(asyncio.BufferedProtocol):
                 self._greet(bytes(self._expected))
             return
         self._heard_s = self._loop.time()
-        if self._is_strict and self._stood_still():
-            return
         try:
             self._reader.fill(nbytes)
         except ProtocolError as error:
@@ -369,20 +360,11 @@ class NetworkLink(asyncio.BufferedProtocol):
         if frame.kind is not FrameKind.ALIVE:
             self._on_frame(frame)
 
-    def _stood_still(self) -> bool:
-        """Whether this process was silent for so long that the other end may have given it up; then the link ends."""
-        silent_s = time.monotonic() - self._lived_s  # the time of the loop is that of the beginning of its turn
-        if silent_s > SILENT_S:
-            self._end(f"this process stood still for {silent_s:.1f} s")
-        return self._is_closed
-
     def _keep_alive(self) -> None:
-        if self._is_strict and self._stood_still():
-            return
         now_s = self._loop.time()
         # While this process itself stood still, what came was not read: that is no silence of the other end.
         self._heard_s += max(0.0, now_s - self._awake_s - BEAT_S)
-        self._awake_s, self._lived_s = now_s, time.monotonic()
+        self._awake_s = now_s
         silent_s = now_s - self._heard_s
         if silent_s > SILENT_S:
             self._end(f"it has been silent for {silent_s:.1f} s")
@@ -614,7 +596,7 @@ def machine() -> str:
 
 
 class ArenaHolder(Struct, frozen=True):
-    """A process that holds arenas, other than the deciding process."""
+    """An agent, as one who holds arenas."""
 
     number: int
     """In the addresses of its blocks (`sloop.shared_memory.Arenas`)."""
@@ -623,13 +605,11 @@ class ArenaHolder(Struct, frozen=True):
     pid: int
     endpoint: Endpoint
     """Where it sends blocks."""
-    is_edge: bool = False
-    """Otherwise it is an agent."""
 
 
 class HolderTable:
-    """The processes that hold arenas, besides the deciding process: agents, and edges on other machines. `on_change`
-    is called when one is added or removed."""
+    """The agents, which hold arenas besides the deciding process. `on_change` is called when one is added or
+    removed."""
 
     def __init__(self) -> None:
         self._numbers = cycle(range(1, HOLDERS_MAX + 1))
@@ -654,10 +634,9 @@ class HolderTable:
         """Where each sends blocks."""
         return {number: each.endpoint for number, each in self._known.items()}
 
-    def on(self, place: str, *, edges: bool) -> dict[int, int]:
-        """The process ids of the edges, or of the agents, of one machine."""
-        found = [each for each in self._known.values() if each.machine == place and each.is_edge == edges]
-        return {each.number: each.pid for each in found}
+    def on(self, place: str) -> dict[int, int]:
+        """The process ids of those of one machine."""
+        return {number: each.pid for number, each in self._known.items() if each.machine == place}
 
     def _note(self) -> None:
         for tell in self.on_change:
@@ -841,8 +820,7 @@ class _Peer:
 
 
 class BlockClient:
-    """Fetches blocks from agents and edges of other machines; one connection to each, opened when it is first
-    needed."""
+    """Fetches blocks from processes of other machines; one connection to each, opened when it is first needed."""
 
     def __init__(self, token: bytes, context: ssl.SSLContext | None = None) -> None:
         self.token, self.context = token, context

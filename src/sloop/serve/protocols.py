@@ -126,8 +126,7 @@ class Pages(Protocol):
     asks it by frames."""
 
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
-        """Call `then` once with the answer, possibly before this call returns. An edge on another machine raises a 503
-        while the deciding process is away."""
+        """Call `then` once with the answer, possibly before this call returns."""
         ...
 
 

@@ -305,8 +305,8 @@ def serve(
                 watching.cancel()
                 telling.cancel()
                 has_failed, backend = server.driver.crash is not None, server.backend
-                if has_failed and isinstance(backend, AgentBackend) and await backend.leave():
-                    server.edges.leave()
+                if has_failed and isinstance(backend, AgentBackend):
+                    await backend.leave()
             signal.signal(signal.SIGHUP, _ignore)
             if server.driver.crash is not None:
                 what = f"the core has failed: {server.driver.crash!r}"
@@ -373,7 +373,7 @@ def stoppable() -> Iterator[None]:
 
 
 class StopOrders:
-    """What signals ask of a server or an edge. SIGTERM: withdraw readiness, and drain when `grace_s` have passed.
+    """What signals ask of a server. SIGTERM: withdraw readiness, and drain when `grace_s` have passed.
     SIGINT, or a second signal before that: drain now. A further one ends the process. Create it in the running event
     loop."""
 
@@ -475,8 +475,6 @@ async def serving(
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
         edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count, holders=holders)
-        if isinstance(backend, AgentBackend):
-            backend.on_edge = edges.accept
         offer_all(edges, deployment, versions, insight)
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
         stack.enter_context(deployer.keeping(models, left_out))

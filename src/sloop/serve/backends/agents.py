@@ -349,9 +349,8 @@ class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
     `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
-    connect, and edges of other machines, which are passed to `on_edge`. `holders` has all who hold arenas. `memory`
-    is a file with the nodes that have an agent, for the server that takes the place of this one if it dies; None if
-    no other server can be at the same endpoint with the same token.
+    connect, and `holders` then has them. `memory` is a file with the nodes that have an agent, for the server that
+    takes the place of this one if it dies; None if no other server can be at the same endpoint with the same token.
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -400,7 +399,6 @@ class AgentBackend(KnownStages):
         self._note_cuts()
         self._listener: BackendListener | None = None
         self._has_begun = self._is_left = False
-        self.on_edge: Callable[[NetworkLink], None] = lambda link: link.close()
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
             WorkersKept: self._on_kept,
             AgentReport: self._on_reported,
@@ -727,17 +725,16 @@ class AgentBackend(KnownStages):
             if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
                 placed.agent.records.send(RunBatch(batch, replica, order))
 
-    async def leave(self) -> bool:
-        """Another server is to take the place of this one: let its agents keep their replicas. Returns whether such a
-        server can reach them."""
+    async def leave(self) -> None:
+        """Another server is to take the place of this one: let its agents keep their replicas, if such a server can
+        reach them."""
         if not self._memory.is_kept or self._server is None:
-            return False
+            return
         await self._server.close()
         self._listener, self._is_left = None, True
         for agent in list(self._agents.values()):
             agent.records.close()
             self._forget_agent(agent)
-        return True
 
     async def close(self) -> None:
         if self._has_begun and not self._is_left:
@@ -862,9 +859,6 @@ class AgentBackend(KnownStages):
             return
         if link.purpose is Purpose.WEIGHTS:
             self._files.accept(link)
-            return
-        if link.purpose is Purpose.EDGE:
-            self.on_edge(link)
             return
         agent: _ConnectedAgent | None = None
         has_introduced = False
@@ -993,12 +987,11 @@ class AgentBackend(KnownStages):
     def _tell_endpoints(self) -> None:
         """Tell agents who holds which arenas."""
         endpoints = self._holders.endpoints()
-        beside = next(iter(self._holders.on(machine(), edges=False)), None)
+        beside = next(iter(self._holders.on(machine())), None)
         # Blocks of this machine's edges are sent by an agent beside them, else by this process.
         own = ("", self.port) if beside is None else endpoints[beside]
         for agent in self._agents.values():
-            edges = self._holders.on(agent.hello.machine, edges=True)
-            agent.records.send(Endpoints({**endpoints, 0: own}, edges))
+            agent.records.send(Endpoints({**endpoints, 0: own}))
 
     # What agents report. What no agent can have to say raises a `ProtocolError`, which ends its connection.
 

@@ -11,7 +11,6 @@ import gc
 import os
 import socket
 import sys
-import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +33,8 @@ from sloop.serve.heartbeat import HEARTBEAT_S
 from sloop.serve.messages import (
     CloseEdge,
     DrainEdge,
-    EdgeClock,
     EdgeCounts,
+    EdgeHeartbeat,
     EdgeReady,
     Free,
     FromEdge,
@@ -58,8 +57,6 @@ LAST_READ_S: Final = 0.1
 """After the drain, ports stay open for so long: what clients have sent by then, but nobody has read, is answered."""
 LEAVE_S: Final = 0.5
 """How long clients have to receive their last answers after the drain."""
-DRAIN_LOOK_S: Final = 0.02
-"""How often an edge that drains looks whether it has finished."""
 COUNT_S: Final = 1.0
 """How often an edge reports its counts."""
 GARBAGE_MIN: Final = 50_000
@@ -104,20 +101,13 @@ def _path(kind: type, text: object) -> Any:  # noqa: ANN401  # msgspec's signatu
 
 
 class EdgeServer:
-    """One edge. `send` passes records to the deciding process, whose process id is `holder`; `sink` is another way to
-    it."""
+    """One edge. `send` passes records to the deciding process, whose process id is `holder`."""
 
     def __init__(
-        self,
-        settings: EdgeSettings,
-        send: Callable[[FromEdge], None],
-        arena: Arena | None,
-        holder: int,
-        *,
-        sink: EdgeSink | None = None,
+        self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena | None, holder: int
     ) -> None:
         self._arena = arena
-        self.sink = sink or EdgeSink(send, arena, holder, settings.token, settings.node_tls)
+        self.sink = EdgeSink(send, arena, holder, settings.token, settings.node_tls)
         bodies = BodyMemory(settings.body_bytes_max, settings.bodies_bytes_max, settings.json_bytes_max)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
@@ -159,25 +149,9 @@ class EdgeServer:
         self.web.start(web)
         self.rpc.start(grpc)
 
-    def set_bounds(self, settings: EdgeSettings) -> None:
-        """From now on hold to the bounds of requests of these settings."""
-        bodies = self.service.bodies
-        bodies.each_bytes_max, bodies.all_bytes_max = settings.body_bytes_max, settings.bodies_bytes_max
-        bodies.json_bytes_max = min(settings.json_bytes_max, settings.body_bytes_max)
-        self.web.requests_max = self.rpc.server.calls_max = settings.requests_max
-
     def on_record(self, record: ToEdge) -> None:
         """Do what the deciding process says."""
         self.acts[type(record)](record)
-
-    async def drain(self, within_s: float) -> None:
-        """Accept no more connections, and finish what clients have sent, within so many seconds."""
-        self.web.drain()
-        self.web.listener.stop()
-        until_s, leaving = time.monotonic() + within_s, asyncio.create_task(self.rpc.close(within_s + LEAVE_S))
-        while (self.web.listener.connections or not leaving.done()) and time.monotonic() < until_s:  # noqa: ASYNC110  # connections have no event
-            await asyncio.sleep(DRAIN_LOOK_S)
-        leaving.cancel()
 
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
@@ -266,7 +240,7 @@ class EdgeProcess:
         os._exit(1)
 
     def _send_heartbeat(self) -> None:
-        self._link.send(EdgeClock(time.monotonic_ns()))
+        self._link.send(EdgeHeartbeat())
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     def _count(self) -> None:

@@ -127,9 +127,8 @@ class EdgeSink:
         tls: NodeTls | None = None,
     ) -> None:
         self._send, self._arena = send, arena
-        self._own = {0: holder}
-        """Of those who hold arenas, the one that holds this edge's."""
-        self._holders = dict(self._own)
+        self._holder = holder
+        self._holders = {0: holder}
         """The processes of this machine that hold arenas."""
         self._reader = BlockReader(self._holders)
         context = tls.client_context() if tls is not None else None
@@ -147,11 +146,6 @@ class EdgeSink:
         self._copied: set[Address] = set()
         """Blocks of the answer that is being read, which are still to be released."""
         self._last = 0
-
-    @property
-    def open_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self._waiting)
 
     def offer(self, model: OfferModel) -> None:
         """Know a model, or what has changed about it."""
@@ -230,11 +224,7 @@ class EdgeSink:
     def _ask(self, question: Question, then: Callable[[bytes], None]) -> None:
         self._last = number = self._last + 1
         self._asking[number] = then
-        try:
-            self._send(Ask(number, question))
-        except Refusal:
-            del self._asking[number]
-            raise
+        self._send(Ask(number, question))
 
     # Records of the deciding process
 
@@ -286,7 +276,7 @@ class EdgeSink:
     def set_holders(self, holders: Holders) -> None:
         """Know who holds the arenas of answers."""
         self._holders.clear()
-        self._holders.update({**self._own, **holders.here})
+        self._holders.update({0: self._holder, **holders.here})
         if self._elsewhere is not None:
             self._elsewhere.set_endpoints(holders.endpoints)
 
