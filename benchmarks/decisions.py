@@ -20,6 +20,7 @@ from msgspec import structs
 
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.views import (
     Bucket,
     ClusterView,
@@ -247,9 +248,11 @@ def singles(rounds: int, random: Random) -> Mapping[str, Callable[[], Timed]]:
         "vpa": lambda: scale("vpa", calm, rounds),
         "static": lambda: scale("static", calm, rounds),
         "batch deadline, 10,000 wait, hardly any in time": lambda: timed(
-            lambda: Deadline().decide(0, tight, 32, costs_ns), rounds
+            lambda: Deadline().decide(0, AssumedQueue(tight), AssumedDevice(32, costs_ns)), rounds
         ),
-        "batch deadline, enough time": lambda: timed(lambda: Deadline().decide(0, tight[-20:], 16, costs_ns), rounds),
+        "batch deadline, enough time": lambda: timed(
+            lambda: Deadline().decide(0, AssumedQueue(tight[-20:]), AssumedDevice(16, costs_ns)), rounds
+        ),
     }
 
 

@@ -27,12 +27,14 @@ import numpy as np
 
 from benchmarks.models import convolutions, perceptron, small
 from benchmarks.notebook import arguments, publish, say, table, workspace
-from sloop.core.views import SharedBatch, SharedDeviceView
+from sloop.core.batching import AssumedDevice, AssumedQueue
+from sloop.core.views import SharedBatch
 from sloop.machine import usable_cpus
 from sloop.profile.examine import examine
 from sloop.profile.sharing import Contender, SharingFits, SharingTimes, fit_all_laws, measure_sharing
 from sloop.report.plots import Figure, Panel, Series
 from sloop.serve.shared_workers import SharedStream, SharedWorkers, shared_stream
+from sloop.testing.views import make_visit
 from sloop.units import NS_PER_MS
 from sloop.vocabulary import ReplicaId
 from sloop_systems.paldia.policy import Hybrid
@@ -149,20 +151,22 @@ class BurstBench(NamedTuple):
         """Milliseconds until the last of `count` requests that arrive at once has ended. The first idle worker is used,
         as in a server."""
         costs_ns = [round(each * NS_PER_MS) for each in model.latencies_ms]
-        waiting, running = count, dict[ReplicaId, int]()
+        waiting, running, now_ns = count, dict[ReplicaId, int](), 0
+        visits = [make_visit(number) for number in range(count)]
         idle = [ReplicaId(number) for number in range(self.workers.count)]
         began_s = time.perf_counter()
         while waiting or running:
-            if waiting and idle:
-                there = tuple(SharedBatch("stage", size) for size in running.values())
-                view = SharedDeviceView(
-                    "here", "", "stage", waiting, len(idle), model.batch, costs_ns, model.law, model.largest, there
-                )
-                for size in policy.start(0, view).sizes:
-                    worker = heappop(idle)
-                    running[worker] = size
-                    self.workers.run(worker, size)
-                    waiting -= size
+            now_ns += 1
+            while waiting and idle:
+                there = [SharedBatch("stage", size) for size in running.values()]
+                device = AssumedDevice(model.batch, costs_ns, model.law, model.largest, len(idle), there)
+                size = policy.decide(now_ns, AssumedQueue(visits[:waiting]), device).count
+                if not size:
+                    break
+                worker = heappop(idle)
+                running[worker] = size
+                self.workers.run(worker, size)
+                waiting -= size
             ended = await self.workers.ended()
             del running[ended]
             heappush(idle, ended)

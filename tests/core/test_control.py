@@ -362,7 +362,7 @@ def test_the_waiting_time_of_a_plan_comes_into_force() -> None:
     plan = plan_of()
     scene = Scene(structs.replace(plan, stages=(structs.replace(plan.stages[0], wait_ns=ms(7)),)))
     scene.warm_up()
-    assert scene.application.stages["only"].limits.wait_ns == ms(7)
+    assert scene.application.stages["only"].queue.wait_ns == ms(7)
 
 
 def test_a_replica_that_the_plan_wants_on_its_node_is_not_moved_to_another() -> None:

@@ -228,7 +228,7 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
 
 def test_batch_policies_that_wait_leave_time_for_later_stages() -> None:
     scene = on(CHAIN, batch=Full(patience=1e9))
-    scene.application.stages["a"].limits.wait_ns = 1
+    scene.application.stages["a"].queue.wait_ns = 1
     assert scene.act(0, request(1, slo_ms=100)) == []
     assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"
 

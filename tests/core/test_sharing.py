@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sloop.actions import StartBatch, StopReplica
-from sloop.core.protocols import Take, Together
-from sloop.core.views import SharedDeviceView
+from sloop.core.protocols import BatchDecision
+from sloop.core.views import BatchDevice, QueueView
 from sloop.events import WOKE, BatchFailed, Finished, ReplicaLost
 from sloop.policies.drop import Never
-from sloop.profile.interference import NO_SLOWDOWN, BandwidthLaw, CountLaw, DeviceDemand, ShareLaw
+from sloop.profile.interference import NO_SLOWDOWN, BandwidthLaw, CountLaw, DeviceDemand, Interference, ShareLaw
 from sloop.profile.profile import DeviceSharing
 from sloop.systems.snapshot import restore, save
 from sloop.units import ms, s
@@ -31,10 +31,11 @@ class Told:
 
     costs_ns: list[tuple[int, ...]] = field(default_factory=list)
 
-    def decide(self, now_ns, queue, limit, costs_ns, wait_ns=0, remaining_ns=0) -> Take:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        costs_ns = device.costs_ns
         self.costs_ns.append(tuple(costs_ns))
         assert costs_ns[1:3] == costs_ns[: len(costs_ns)][1:3] == (costs_ns[1], costs_ns[2])
-        return Take(min(len(queue), limit))
+        return BatchDecision(min(len(queue.visits), device.batch_max))
 
 
 def scene_of(count: int = 2, sharing: DeviceSharing | None = SHARING, **options: Any) -> Scene:
@@ -44,12 +45,12 @@ def scene_of(count: int = 2, sharing: DeviceSharing | None = SHARING, **options:
     return made
 
 
-def on_gpu(count: int, sharing: DeviceSharing, share: float = 1.0, devices: int = 1) -> Scene:
+def on_gpu(count: int, sharing: DeviceSharing, share: float = 1.0, devices: int = 1, **options: Any) -> Scene:
     """Ready replicas on the accelerators of one node."""
     node = Node("n0", "", 4, 1000, tuple(Device(f"d{number}", "T4", 10**9) for number in range(devices)))
     group = Group(ReplicaSpec("only", "a", Slot(1.0, "", "T4", share)), count)
     plan = Plan((StagePlan("only", (group,), 8),), "the test says so")
-    made = Scene(plan, nodes=[node], drop=Never(), sharing=sharing, accelerator="T4")
+    made = Scene(plan, nodes=[node], drop=Never(), sharing=sharing, accelerator="T4", **options)
     made.warm_up()
     return made
 
@@ -228,26 +229,39 @@ def test_what_is_reserved_is_the_same_with_and_without_a_cap() -> None:
 
 
 @dataclass
-class Asked:
-    """A share policy that starts one batch at a time, and remembers what it was shown."""
+class OneByOne:
+    """A batch policy that starts one request at a time on a device, and remembers what it was shown."""
 
-    takes_all: bool = False
-    views: list[SharedDeviceView] = field(default_factory=list)
+    seen: list[tuple[str, str, int, int, Interference]] = field(default_factory=list)
 
-    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
-        self.views.append(view)
-        return Together((1,))
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        self.seen.append((*device.key, device.idle, len(device.running), device.law))
+        return BatchDecision(0 if device.running else 1)
 
 
 @pytest.mark.parametrize("is_capped", [True, False])
-def test_a_share_policy_is_told_of_no_law_where_each_replica_has_its_own_cores(is_capped: bool) -> None:
-    law, asked = CountLaw((1.0, 1.5)), Asked()
+def test_a_batch_policy_is_told_of_no_law_where_each_replica_has_its_own_cores(is_capped: bool) -> None:
+    law, asked = CountLaw((1.0, 1.5)), OneByOne()
     sharing = DeviceSharing(law=law, full_batch=8, cores=2.0)
     group = Group(ReplicaSpec("only", "a", Slot(1.0, is_capped=is_capped)), 2)
     plan = Plan((StagePlan("only", (group,), 8),), "the test says so")
-    scene = Scene(plan, drop=Never(), sharing=sharing, share=asked)
+    scene = Scene(plan, drop=Never(), sharing=sharing, batch=asked)
     scene.warm_up()
     scene.act(10, request(0, at_ms=10))
-    (view,) = asked.views
-    assert (view.device, view.idle) == ("", 2)
-    assert view.law is (NO_SLOWDOWN if is_capped else law)
+    assert asked.seen == [("n0", "", 2, 0, NO_SLOWDOWN if is_capped else law)]
+
+
+def test_a_policy_that_leaves_a_device_alone_is_asked_about_the_others() -> None:
+    """Two replicas on each of two accelerators: each gets one batch, and is not asked about again at this instant."""
+    asked = OneByOne()
+    scene = on_gpu(4, SHARING, share=0.5, devices=2, batch=asked)
+    for number in range(3):
+        scene.core.handle(ms(10), request(number, at_ms=10), True)
+    starts = [action for action in scene.act(10, request(3, at_ms=10)) if isinstance(action, StartBatch)]
+    devices = [scene.core.state.replicas[start.replica].device for start in starts]
+    assert sorted(device or "" for device in devices) == ["d0", "d1"]
+    assert len(asked.seen) == 4, "twice about each device"
+    assert len(scene.application.all_stages[0].pool.idle) == 2
+    scene.act(20, Finished(starts[0].batch, starts[0].replica, 0))
+    (again,) = [action for action in scene.actions if isinstance(action, StartBatch)][2:]
+    assert scene.core.state.replicas[again.replica].device == devices[0]

@@ -254,12 +254,12 @@ def test_remaining_times_follow_changes_of_replicas() -> None:
         there.pool.add(replica)
         shared.set_life(0, replica, Life.READY)
         there.pool.add_idle(replica)
-    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
-    assert [stage.times.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
+    assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
+    assert [stage.queue.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
     shared.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
-    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
+    assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
     shared.forget(0, made.replicas[ReplicaId(1)], [])
-    assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
+    assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
 
 
 def visit(id: int, *, arrived: int = 0, deadline: int = 0) -> Visit:
@@ -268,7 +268,7 @@ def visit(id: int, *, arrived: int = 0, deadline: int = 0) -> Visit:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 30))
 def test_edf_takes_the_earliest_deadlines_and_ties_in_order_of_arrival(deadlines: list[int], count: int) -> None:
-    queue = Queue(Edf())
+    queue = Queue("only", Edf())
     for id, deadline in enumerate(deadlines):
         queue.push(0, visit(id, arrived=id, deadline=deadline))
     assert queue.sweep_ns == min(deadlines) + 1
@@ -283,7 +283,7 @@ def test_edf_takes_the_earliest_deadlines_and_ties_in_order_of_arrival(deadlines
 def test_visits_that_are_tried_again_come_first_group_by_group(
     deadlines: list[int], sizes: list[int], most: int
 ) -> None:
-    queue, groups, id = Queue(Edf()), list[list[int]](), 100
+    queue, groups, id = Queue("only", Edf()), list[list[int]](), 100
     seen = queue.visits
     for size in sizes:
         groups.append(list(range(id, id + size)))
@@ -304,14 +304,14 @@ def test_visits_that_are_tried_again_come_first_group_by_group(
 
 
 def test_fifo_keeps_the_order_of_arrival_whatever_the_deadlines() -> None:
-    queue = Queue(Fifo())
+    queue = Queue("only", Fifo())
     for id, deadline in enumerate((9, 3, 5)):
         queue.push(0, visit(id, arrived=id, deadline=deadline))
     assert [v.request.id for v in queue.visits] == [0, 1, 2]
 
 
 def test_removing_a_request_keeps_the_rest_in_order() -> None:
-    queue = Queue(Edf())
+    queue = Queue("only", Edf())
     for id, deadline in enumerate((5, 1, 3)):
         queue.push(0, visit(id, deadline=deadline))
     assert queue.remove_request(RequestId(2)) == 1
@@ -322,7 +322,7 @@ def test_removing_a_request_keeps_the_rest_in_order() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
 def test_removing_several_visits_keeps_the_rest_in_order(waiting: list[tuple[int, bool]]) -> None:
-    queue = Queue(Edf())
+    queue = Queue("only", Edf())
     for id, (deadline, _) in enumerate(waiting):
         queue.push(0, visit(id, deadline=deadline))
     goes = {id for id, (_, gone) in enumerate(waiting) if gone}

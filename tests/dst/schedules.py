@@ -30,12 +30,12 @@ from sloop.core import ApplicationParts, Core
 from sloop.core.application import ApplicationState
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
-from sloop.core.protocols import CoreInterface, Policies, TakeAll, Together
+from sloop.core.protocols import BatchDecision, CoreInterface, Policies
 from sloop.core.rates import DeviceKey
 from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.state import State
-from sloop.core.views import ClusterView, PlanInput, SharedDeviceView
+from sloop.core.views import BatchDevice, ClusterView, PlanInput, QueueView
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.provision import CheapestStart
@@ -180,16 +180,12 @@ class ScriptedPlans:
 
 @dataclass(frozen=True, slots=True)
 class TwoAtATime:
-    """A share policy under which at most two batches of a stage run together on a device, each of half the size."""
+    """A batch policy under which at most two batches of a stage run together on a device, each of half the size."""
 
-    takes_all: ClassVar[bool] = False
-
-    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
-        sizes, waiting = list[int](), view.waiting
-        while waiting and len(sizes) < min(view.idle, 2 - view.busy):
-            sizes.append(min(waiting, (view.batch_max + 1) // 2))
-            waiting -= sizes[-1]
-        return Together(tuple(sizes))
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        if sum(batch.stage == queue.stage for batch in device.running) >= 2:
+            return BatchDecision()
+        return BatchDecision(min(len(queue.visits), (device.batch_max + 1) // 2))
 
 
 @dataclass(frozen=True)
@@ -214,7 +210,7 @@ class Scene:
     provision: Mapping[str, Any]
     """The name and the parameters of the provision policy."""
     waits: bool
-    """Whether a share policy decides which batches wait although replicas are idle."""
+    """Whether batches wait although replicas are idle."""
     has_uncapped: bool
     """Whether plans have replicas whose cores are only reserved."""
 
@@ -571,6 +567,8 @@ class Setting:
         chosen: dict[str, Any] = {
             verb: POLICIES[verb][name]() for verb, name in scene.policies.items() if verb != "admit"
         }
+        if scene.waits:
+            chosen["batch"] = TwoAtATime()
         name = scene.provision["name"]
         provision = Unkept if name == "unkept" else POLICIES["provision"][name]
         return Policies(
@@ -579,7 +577,6 @@ class Setting:
             divide=POLICIES["divide"]["max_min"](),
             scale=ScriptedPlans(tuple(steps), s(1) if scene.seed % 3 else ms(500), scene.is_quick),
             provision=provision(**{key: value for key, value in scene.provision.items() if key != "name"}),
-            share=TwoAtATime() if scene.waits else TakeAll(),
             **chosen,
         )
 

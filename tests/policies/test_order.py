@@ -21,7 +21,7 @@ def test_earlier_arrival_at_the_stage_comes_first(visit: Callable[..., Visit]) -
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 16))
 def test_no_batch_leaves_an_earlier_deadline_behind(deadlines_ns: list[int], batch: int) -> None:
-    queue = Queue(Edf())
+    queue = Queue("only", Edf())
     for number, deadline_ns in enumerate(deadlines_ns):
         request = Request(RequestId(number), 0, number, deadline_ns)
         queue.push(number, Visit(request, "stage", number, deadline_ns))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sloop.core.protocols import Policies, TakeAll
+from sloop.core.protocols import Policies
 from sloop.options import keys_of
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
@@ -97,7 +97,7 @@ def test_published_parameters(name: str) -> None:
     kind, scale = PUBLISHED[name]
     divide = MaxMin(idle="use" if name == "elastic" else "leave")
     provision = CheapestStart(partition=True) if name == "headstart" else AsPlaced()
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, divide, provision, TakeAll())
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, divide, provision)
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 

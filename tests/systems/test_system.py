@@ -54,6 +54,7 @@ LINES = {"": 1, "system": 3, "system.drop": 5}
         ("static", {"cores": 0}, "3: system.cores: must be a number above 0 and at most 1,000,000, not 0"),
         ("static", {"cores": "many"}, "3: system.cores: must be a number above 0 and at most 1,000,000, not 'many'"),
         ("static", {"batch": "slak"}, "3: system.batch: unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
+        ("static", {"share": "hybrid"}, "3: system.share: unknown key: how many batches run together on a device is"),
         ("static", {"batch": 8}, "3: system.batch: must be a policy's name or a mapping, not 8\nhelp: write `batch:"),
         ("static", {"batch": {"name": "timeout", "wait_ms": -1}}, "3: system.batch.wait_ms: must be a number of at"),
         ("static", {"drop": {"limt": 3}}, "5: system.drop.limt: unknown key 'limt'\nhelp: did you mean 'limit'?"),

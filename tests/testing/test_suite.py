@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sloop.core.protocols import Take
+from sloop.core.protocols import BatchDecision
 from sloop.errors import SloopError
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS
@@ -33,24 +33,24 @@ class OtherKeys:
 
 
 class TooLarge:
-    def decide(self, now_ns: int, queue: Any, limit: int, costs_ns: Any) -> Take:
-        return Take(limit + 1)
+    def decide(self, now_ns: int, queue: Any, device: Any) -> BatchDecision:
+        return BatchDecision(device.batch_max + 1)
 
 
 class Waits:
-    def decide(self, now_ns: int, queue: Any, limit: int, costs_ns: Any) -> Take:
-        return Take(0, wait_until_ns=now_ns + 1)
+    def decide(self, now_ns: int, queue: Any, device: Any) -> BatchDecision:
+        return BatchDecision(wait_until_ns=now_ns + 1)
 
 
 class Spins:
-    def decide(self, now_ns: int, queue: Any, limit: int, costs_ns: Any) -> Take:
-        return Take(0, wait_until_ns=now_ns)
+    def decide(self, now_ns: int, queue: Any, device: Any) -> BatchDecision:
+        return BatchDecision(wait_until_ns=now_ns)
 
 
 class TakesFromTheQueue:
-    def decide(self, now_ns: int, queue: Any, limit: int, costs_ns: Any) -> Take:
-        queue.pop()
-        return Take(1)
+    def decide(self, now_ns: int, queue: Any, device: Any) -> BatchDecision:
+        queue.visits.pop()
+        return BatchDecision(1)
 
 
 class OverlooksTheLast:

@@ -166,8 +166,8 @@ class ApplicationState:
         """Recompute each stage's lower bound of the time to the answer."""
         least_ns = {name: stage.pool.least_ns() for name, stage in self.stages.items()}
         for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
-            times = self.stages[name].times
-            times.remaining_ns, times.remaining_full_ns = remaining_ns
+            queue = self.stages[name].queue
+            queue.remaining_ns, queue.remaining_full_ns = remaining_ns
 
     def refresh(self, stage: StageState) -> None:
         """Recompute the estimates after a change of the stage's replicas."""

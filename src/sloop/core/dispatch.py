@@ -12,7 +12,6 @@ tried again come first, as they did before; the drop policy removes those that w
 from failed and lost batches.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
@@ -22,13 +21,12 @@ from msgspec import structs
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
+from sloop.core.batching import OfferedDevice
 from sloop.core.protocols import Policies
 from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, SlowedCosts
 from sloop.core.replica import Replica, RunningBatch
 from sloop.core.stage import StageState
-from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
-from sloop.profile.interference import NO_SLOWDOWN
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
@@ -74,9 +72,8 @@ class DataPath:
         self._state = state
         self._devices = devices
         self._admit = policies.admit
-        self._batch = policies.batch
+        self._decide = policies.batch.decide
         self._route = policies.route
-        self._share = policies.share
         self._is_hopeless = policies.drop.is_hopeless
         self._is_strict = getattr(policies.drop, "strict", True)
         self._batch_ids = batch_ids
@@ -200,7 +197,7 @@ class DataPath:
         waited. The batch goes on with the others. Returns when to call this again."""
         batch, stage = replica.batch, replica.stage
         assert batch is not None, f"replica {replica.id} runs no batch"
-        least_ns, full_ns = stage.times.remaining_ns, stage.times.remaining_full_ns
+        least_ns, full_ns = stage.queue.remaining_ns, stage.queue.remaining_full_ns
         why = f"its batch has run for {in_ms(now_ns - batch.started_ns, 0)}, where {in_ms(batch.cost_ns)} are expected"
         ended, look_ns = set[RequestId](), FOREVER_NS
         for id, (visit, *_) in self._open_requests_of(batch).items():
@@ -227,44 +224,49 @@ class DataPath:
             self._end(now_ns, request, Outcome.DROPPED, "the client went away", out)
 
     def dispatch(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
-        """Start batches while there are waiting visits and idle replicas and the batch policy does not wait.
+        """Start batches while there are waiting visits and idle replicas and the batch policy does not wait. Where it
+        starts nothing on a device without saying until when, the idle replicas there stay idle, and it is asked about
+        those on other devices.
 
         Returns the time until which the batch policy waits; `FOREVER_NS` if it does not wait.
         """
         queue = stage.queue
         pool = stage.pool
-        times = stage.times
         visits = queue.visits
         idle = pool.idle
         is_hopeless = self._is_hopeless
         open_requests = self._state.open_requests
+        aside: list[Replica] = []
         while visits and idle:
             index = self._route.choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
             rate = replica.service_rate
             costs_ns = self._costs_beside(replica) if rate.is_shared else rate.costs_ns
             limit = rate.batch_max
-            alone_ns = rate.least_alone_ns + times.remaining_ns
-            full_ns = rate.least_full_ns + times.remaining_full_ns
+            alone_ns = rate.least_alone_ns + queue.remaining_ns
+            full_ns = rate.least_full_ns + queue.remaining_full_ns
             for visit in visits[:limit]:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests
                 ):
                     self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out, is_idle=True)
                     if not visits:
-                        return FOREVER_NS
+                        return pool.end_round(aside)
                     break
             if visits[0].group:
                 count = queue.group_size(limit)
             else:
-                take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
-                count = take.count
-                if take.skip:
-                    self._skip(now_ns, stage, take.skip, alone_ns, out)
-                    continue  # the new head of the queue is not pruned yet
+                decision = self._decide(now_ns, queue, OfferedDevice(replica, limit, costs_ns, self._devices))
+                count = decision.count
                 if not count:
-                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                    return take.wait_until_ns
+                    if decision.skip:
+                        self._skip(now_ns, stage, decision.skip, alone_ns, out)
+                        continue  # the new head of the queue is not pruned yet
+                    assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                    if decision.wait_until_ns < FOREVER_NS:
+                        return pool.end_round(aside, decision.wait_until_ns)
+                    aside += pool.set_aside(replica.device_key)
+                    continue
             assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
             taken = queue.take(count)
@@ -285,7 +287,7 @@ class DataPath:
                 out.append(StartBatch(batch, id, stage.name, ids, tuple([visit.part for visit in taken])))
             else:
                 out.append(StartBatch(batch, id, stage.name, ids))
-        return FOREVER_NS
+        return pool.end_round(aside) if aside else FOREVER_NS
 
     def _skip(self, now_ns: int, stage: StageState, count: int, alone_ns: int, out: list[Action]) -> None:
         """Drop the first visits, as the batch policy says."""
@@ -298,8 +300,8 @@ class DataPath:
         """Drop visits that no replica could serve in time, even while no replica is idle."""
         if self._state.woken and self._state.is_waking:
             self._end_patience(now_ns, stage, out)
-        queue, times = stage.queue, stage.times
-        least_ns, full_ns, why = times.remaining_ns, times.remaining_full_ns, "no replica was free"
+        queue = stage.queue
+        least_ns, full_ns, why = queue.remaining_ns, queue.remaining_full_ns, "no replica was free"
         self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
         earliest_ns = FOREVER_NS
         for visit in queue.visits:
@@ -373,81 +375,6 @@ class DataPath:
         return batch
 
     # Batches beside each other on a device
-
-    def dispatch_shared(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
-        """Start the batches that the share policy wants, device by device; that of the replica which the route policy
-        chooses is the first.
-
-        Returns the time until which the share policy waits; `FOREVER_NS` if it does not wait.
-        """
-        pool, visits, wait_until_ns = stage.pool, stage.queue.visits, FOREVER_NS
-        first = pool.idle[self._route.choose(now_ns, pool.idle, pool.last)]
-        for key in dict.fromkeys([first.device_key, *(replica.device_key for replica in pool.idle)]):
-            idle = deque([replica for replica in pool.idle if replica.device_key == key])
-            rate, times = idle[0].service_rate, stage.times
-            limit = min(replica.batch_max for replica in idle)
-            alone_ns, full_ns = rate.least_alone_ns + times.remaining_ns, rate.least_full_ns + times.remaining_full_ns
-            self._prune(now_ns, stage, limit * len(idle), alone_ns, full_ns, "", out, is_idle=True)
-            while visits and visits[0].group and idle:
-                self._begin_next(now_ns, stage, idle.popleft(), stage.queue.group_size(limit), out)
-            if not visits:
-                break
-            if not idle:
-                continue
-            answer = self._share.start(now_ns, self._view_of(stage, key, idle, limit))
-            sizes = answer.sizes
-            assert len(sizes) <= len(idle), f"{len(sizes)} batches at {stage.name} on {len(idle)} idle replicas"
-            assert sum(sizes) <= len(visits), f"batches of {sum(sizes)} at {stage.name}, where {len(visits)} wait"
-            assert all(1 <= size <= limit for size in sizes), f"batches {sizes} at {stage.name}, whose limit is {limit}"
-            assert answer.wait_until_ns > now_ns, f"a share policy waits at {stage.name} until now"
-            for size in sizes:
-                self._begin_next(now_ns, stage, idle.popleft(), size, out)
-            wait_until_ns = min(wait_until_ns, answer.wait_until_ns)
-        return wait_until_ns
-
-    def _view_of(self, stage: StageState, key: DeviceKey, idle: Sequence[Replica], limit: int) -> SharedDeviceView:
-        """A device as the share policy sees it."""
-        pool, rate, load = stage.pool, idle[0].service_rate, self._devices.get(key)
-        running = [
-            SharedBatch(stage.name, len(batch.visits))
-            for id, batch in pool.running.items()
-            if pool.replicas[id].device_key == key
-        ]
-        if load is not None:
-            others = [batch for batch in load.batches.values() if batch.stage != stage.name]
-            running += [SharedBatch(batch.stage, batch.size) for batch in others]
-        return SharedDeviceView(
-            *key,
-            stage.name,
-            len(stage.queue.visits),
-            len(idle),
-            limit,
-            rate.costs_ns[: limit + 1],
-            rate.belief.interference if rate.is_shared else NO_SLOWDOWN,
-            rate.belief.demand(limit, rate.slot),
-            tuple(running),
-        )
-
-    def _begin_next(self, now_ns: int, stage: StageState, replica: Replica, count: int, out: list[Action]) -> None:
-        """Start a batch of the first `count` visits on an idle replica."""
-        stage.pool.last = replica.id
-        self._begin(now_ns, stage, replica, stage.queue.take(count), out)
-
-    def _begin(self, now_ns: int, stage: StageState, replica: Replica, taken: list[Visit], out: list[Action]) -> None:
-        """Start a batch of these visits, which are in no queue any more, on an idle replica; as `dispatch` does
-        inline."""
-        pool, rate, batch = stage.pool, replica.service_rate, next(self._batch_ids)
-        pool.remove_idle(replica)
-        pool.running[replica.id] = (
-            RunningBatch(batch, taken, now_ns, rate, replica.millicores, rate.costs_ns)
-            if not rate.is_shared
-            else self._beside(now_ns, replica, batch, taken)
-        )
-        replica.batches += 1
-        stage.monitor.start(now_ns, len(taken), replica.millicores)
-        parts = tuple([visit.part for visit in taken]) if stage.runs_for_parts else ()
-        ids = tuple([visit.request.id for visit in taken])
-        out.append(StartBatch(batch, replica.id, stage.name, ids, parts))
 
     def _costs_beside(self, replica: Replica) -> Sequence[int]:
         """Believed durations of the replica's next batch beside what runs on its device now."""

@@ -1,4 +1,4 @@
-"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the eleven policies that make up a system.
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the ten policies that make up a system.
 At the end, the core as drivers see it.
 
 A policy is a frozen dataclass of parameters with one method (`Provision` has two). State between calls, if it needs
@@ -14,14 +14,15 @@ from msgspec import Struct
 
 from sloop.actions import Action
 from sloop.core.views import (
+    BatchDevice,
     ClusterView,
     CompletionInput,
     CoreDemand,
     PlanInput,
     Provisioning,
     ProvisionInput,
+    QueueView,
     ReplicaStart,
-    SharedDeviceView,
     Site,
     Traffic,
 )
@@ -36,35 +37,30 @@ class Order(Protocol):
     def key(self, visit: Visit) -> int: ...
 
 
-class Take(Struct, frozen=True, gc=False):
+class BatchDecision(Struct, frozen=True, gc=False):
     """A batch policy's answer: start a batch of the first `count` visits, or drop the first `skip` and be asked again.
 
-    With `skip` > 0, `count` has no effect. With `count=0` and no skip, nothing starts: the core asks again at
-    `wait_until_ns` (later than now), at the next arrival, or when a replica becomes idle.
+    With `count` > 0, `skip` has no effect. Without both, nothing starts. With `wait_until_ns` (later than now), the
+    queue waits then: the core asks again at that time, at the next arrival, or when a replica becomes idle. Without,
+    only this device takes nothing more: the core asks about idle replicas on other devices, and about this one at the
+    next arrival, or when a replica becomes idle.
     """
 
-    count: int
+    count: int = 0
     skip: int = 0
     wait_until_ns: int = FOREVER_NS
 
 
-class Batch(Protocol):
-    """How many of the waiting visits to run now on an idle replica."""
+def start_or_wait(now_ns: int, count: int, start_by_ns: int) -> BatchDecision:
+    """Start a batch of `count` if it is time, otherwise wait until it is."""
+    return BatchDecision(count) if now_ns >= start_by_ns else BatchDecision(wait_until_ns=start_by_ns)
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        """`queue` is not empty and sorted by the order policy; `limit` ≥ 1 is the largest batch allowed; `costs_ns[n]`
-        is the believed duration of a batch of n on this replica, for n ≤ limit; `wait_ns` is how long the current plan
-        allows to wait for a full batch; `remaining_ns` is a believed lower bound of the time from the end of this stage
-        to the answer."""
-        ...
+
+class Batch(Protocol):
+    """How many of the waiting visits to run now on an idle replica, in one batch. Asked until no replica is idle, no
+    visit waits, or nothing starts; visits that are tried again run alone, without being asked about."""
+
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision: ...
 
 
 class ReadyReplica(Protocol):
@@ -243,42 +239,6 @@ class AsPlaced:
         return [(STORE, (node,)) for node in given.nodes]
 
 
-class Together(Struct, frozen=True, gc=False):
-    """A share policy's answer: batches of these sizes start now, each on an idle replica of the device, with the first
-    visits of the queue."""
-
-    sizes: tuple[int, ...] = ()
-    """At most `idle` batches of 1 to `batch_max` visits, together at most `waiting`."""
-    wait_until_ns: int = FOREVER_NS
-    """When to ask again at the latest, later than now. It is asked again anyway when visits arrive, when a batch of the
-    application ends, and when a replica becomes idle."""
-
-
-class SharePolicy(Protocol):
-    """How many batches of a stage run together on one device, and how large they are.
-
-    Asked for each device with an idle replica while visits wait, instead of the batch policy; visits that are tried
-    again run alone, without being asked about. A policy with `takes_all = True` is not asked: every idle replica takes
-    what the batch policy gives it. It must be quick, because it is called within the event loop.
-    """
-
-    takes_all: ClassVar[bool]
-
-    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
-        """The batches to start now. While nothing runs on the device, either some, or an instant to be asked again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TakeAll:
-    """Every idle replica takes what the batch policy gives it, whatever runs on its device."""
-
-    takes_all: ClassVar[bool] = True
-
-    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
-        return Together()
-
-
 @dataclass(frozen=True, slots=True)
 class Policies:
     """One policy of each kind. Two systems differ in nothing else."""
@@ -293,7 +253,6 @@ class Policies:
     scale: Scale
     divide: Divide
     provision: Provision = AsPlaced()  # frozen, without state
-    share: SharePolicy = TakeAll()
 
 
 class PlanSource(Protocol):

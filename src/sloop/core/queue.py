@@ -16,15 +16,22 @@ class Queue:
 
     Two parallel lists with bisection, not a heap: deadlines and arrivals come nearly sorted, so an insertion lands near
     the end and moves few pointers, and policies can read `visits` as a sorted list. `visits` is never replaced by
-    another list object, because the data path keeps a reference to it.
+    another list object, because the data path keeps a reference to it. Batch policies see it as a `QueueView`.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, stage: str, order: Order) -> None:
+        self.stage = stage
         self._key = order.key
         self._keys: list[int] = []
         self.visits: list[Visit] = []
         self.sweep_ns = FOREVER_NS
         """When to search for passed deadlines next; `FOREVER_NS` if the queue is empty."""
+        self.wait_ns = 0
+        """How long the current plan allows to wait for a full batch."""
+        self.remaining_ns = 0
+        """Least believed time from the end of the stage to the answer, in batches of one."""
+        self.remaining_full_ns = 0
+        """The same in full batches."""
         self._groups = 0
 
     def push(self, now_ns: int, visit: Visit) -> None:

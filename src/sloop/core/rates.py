@@ -30,12 +30,9 @@ UNLIMITED = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class BatchLimits:
-    """The largest batches, the planned rates, and the longest wait for a full batch, that the current plan has for a
-    stage."""
+    """The largest batches and the planned rates that the current plan has for a stage."""
 
     default: int = UNLIMITED
-    wait_ns: int = 0
-    """The longest wait for a full batch."""
     _groups: dict[RateKey, Group] = field(default_factory=dict)
     """The groups of the plan, those that name a node also without it."""
     _by_kind: dict[BeliefKey, int] = field(default_factory=dict)
@@ -47,7 +44,7 @@ class BatchLimits:
         """Adopt a new plan; returns whether limits or rates depend on the place for other replicas than before. A
         variant that the plan does not mention keeps its last limit until its replicas are replaced."""
         before, self.placed = self.placed, set()
-        self.default, self.wait_ns = target.batch_max, target.wait_ns
+        self.default = target.batch_max
         self._groups.clear()
         for group in target.groups:
             if group.count:

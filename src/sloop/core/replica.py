@@ -13,7 +13,7 @@ from sloop.core.graph_estimates import LeastTimes
 from sloop.core.ledger import millicores
 from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
 from sloop.core.views import Belief, BeliefKey, ReplicaView
-from sloop.units import NS_PER_S, s
+from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
@@ -352,6 +352,19 @@ class ReplicaPool:
         at = bisect_left(self.idle, replica.id, key=_ID_OF)
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
+
+    def set_aside(self, device: DeviceKey) -> list[Replica]:
+        """Take the replicas on a device out of `idle` until the end of the round of questions (`end_round`)."""
+        aside = [replica for replica in self.idle if replica.device_key == device]
+        for replica in aside:
+            self.remove_idle(replica)
+        return aside
+
+    def end_round(self, aside: Iterable[Replica], wait_until_ns: int = FOREVER_NS) -> int:
+        """Put the replicas back that were set aside. Returns until when the batch policy waits, as given."""
+        for replica in aside:
+            self.add_idle(replica)
+        return wait_until_ns
 
     def service_rate(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> ServiceRate:
         """The `ServiceRate` that all replicas of a variant on equal slots in the same form share; those on the device

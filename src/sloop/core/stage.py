@@ -85,16 +85,12 @@ class RestartBackoff:
 
 @dataclass(slots=True, eq=False)
 class TimeEstimates:
-    """A stage's time estimates for admission and drop policies, updated at every control tick."""
+    """A stage's time estimates for admission policies, updated at every control tick."""
 
     startup_ns: int = 0
     """Time until the first replica is ready; 0 if a replica is ready."""
     visit_ns: int = 0
     """Time that each waiting visit adds to the drain time of the queue; 0 if unknown."""
-    remaining_ns: int = 0
-    """Least time from the end of this stage to the answer, in batches of one."""
-    remaining_full_ns: int = 0
-    """The same in full batches."""
 
 
 class StageState:
@@ -124,7 +120,7 @@ class StageState:
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
         shared, if `is_disturbed`, or while requests are open that have waited for a start. It stands for all of them,
         so that other batches look at one attribute."""
-        self.queue = Queue(order)
+        self.queue = Queue(name, order)
         self.monitor = monitor
         self.limits = BatchLimits()
         self.pool = ReplicaPool(beliefs, self.limits)
@@ -140,6 +136,7 @@ class StageState:
 
     def follow(self, target: StagePlan) -> None:
         """Adopt a new plan."""
+        self.queue.wait_ns = target.wait_ns
         if self.limits.follow(target):
             self.pool.regroup()
         self.refresh()

@@ -3,8 +3,8 @@
 Nothing in it depends on whether the driver is a live server or the simulator. In order of reading:
 
     queue        the waiting visits of a stage, and when to search them next for passed deadlines
-    rates        the batch sizes, rates and waiting time that the current plan has for a stage; the believed speed of
-                 equal replicas; the batches that run beside each other on one device
+    rates        the batch sizes and rates that the current plan has for a stage; the believed speed of equal replicas;
+                 the batches that run beside each other on one device
     replica      one replica, from the order to start it until it is gone, with its running batch; a stage's replicas:
                  which are idle, how much they can serve together
     stage        one stage: all of the above, how soon a lost replica is replaced, why no replica serves

@@ -277,33 +277,71 @@ class SharedBatch(Struct, frozen=True, gc=False):
     requests: int
 
 
-class SharedDeviceView(Struct, frozen=True, gc=False):
-    """A device as a share policy sees it: what one stage has for it, and what runs there."""
-
-    node: str
-    device: str
-    """An accelerator; "" for the cores of the node."""
-    stage: str
-    waiting: int
-    """Visits in the stage's queue; at least 1."""
-    idle: int
-    """Idle replicas of the stage on this device; at least 1."""
-    batch_max: int
-    """The largest batch that each of them takes."""
-    costs_ns: Sequence[int]
-    """Believed durations of the stage's batches by size, with nothing beside them."""
-    law: "Interference"
-    """How much slower they are for what runs beside them."""
-    largest: "DeviceDemand"
-    """What a batch of `batch_max` demands of the device."""
-    running: tuple[SharedBatch, ...]
-    """All batches that run there of which anything is known: those of this stage, and of others whose profiles say how
-    they share their device."""
+class QueueView(Protocol):
+    """The queue of a stage as a batch policy sees it. It is the queue itself, so it holds only during the call."""
 
     @property
-    def busy(self) -> int:
-        """How many batches of the stage run there."""
-        return sum(batch.stage == self.stage for batch in self.running)
+    def stage(self) -> str: ...
+    @property
+    def visits(self) -> Sequence[Visit]:
+        """The visits that wait, at least one, sorted by the order policy."""
+        ...
+
+    @property
+    def wait_ns(self) -> int:
+        """How long the current plan allows to wait for a full batch."""
+        ...
+
+    @property
+    def remaining_ns(self) -> int:
+        """A believed lower bound of the time from the end of this stage to the answer."""
+        ...
+
+
+class BatchDevice(Protocol):
+    """An idle replica and its device, as a batch policy sees them: what the next batch costs there, and what runs there
+    now. It holds only during the call."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The name of the node and that of its accelerator, "" for the cores of the node."""
+        ...
+
+    @property
+    def batch_max(self) -> int:
+        """The largest batch allowed on the replica, at least 1."""
+        ...
+
+    @property
+    def costs_ns(self) -> Sequence[int]:
+        """Believed durations of the next batch by size, up to `batch_max`, beside what runs on the device now."""
+        ...
+
+    @property
+    def alone_costs_ns(self) -> Sequence[int]:
+        """The same with nothing beside it."""
+        ...
+
+    @property
+    def idle(self) -> int:
+        """Idle replicas of the stage on this device; at least 1."""
+        ...
+
+    @property
+    def law(self) -> "Interference":
+        """How much slower the stage's batches are for what runs beside them."""
+        ...
+
+    @property
+    def largest(self) -> "DeviceDemand":
+        """What a batch of `batch_max` demands of the device."""
+        ...
+
+    @property
+    def running(self) -> Sequence[SharedBatch]:
+        """All batches that run there of which anything is known: those of this stage, and of others whose profiles say
+        how they share their device."""
+        ...
 
 
 class StartCosts(Struct, frozen=True):

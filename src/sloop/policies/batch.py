@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sloop.core.protocols import Take
+from sloop.core.protocols import BatchDecision, start_or_wait
+from sloop.core.views import BatchDevice, QueueView
 from sloop.options import NonNegativeFloat, NonNegativeInt
 from sloop.units import ms, s
 from sloop.vocabulary import Visit
@@ -22,17 +23,9 @@ class WorkConserving:
     Fails if a small batch now makes a large one late: it never looks ahead.
     """
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        count = len(queue)
-        return Take(count if count < limit else limit)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        count = len(queue.visits)
+        return BatchDecision(count if count <= device.batch_max else device.batch_max)
 
 
 GUARD_NS: Final = ms(20)
@@ -50,19 +43,11 @@ class Timeout:
 
     wait_ns: NonNegativeInt = s(1)
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        if len(queue) >= limit:
-            return Take(count=limit)
-        start_by_ns = min(visit.arrived_ns for visit in queue) + self.wait_ns
-        return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit = queue.visits, device.batch_max
+        if len(visits) >= limit:
+            return BatchDecision(limit)
+        return start_or_wait(now_ns, len(visits), min(visit.arrived_ns for visit in visits) + self.wait_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +63,13 @@ class Full:
     patience: NonNegativeFloat = 2.0
     """A batch waits at most this many times the plan's waiting time."""
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        if len(queue) >= limit:
-            return Take(count=limit)
-        latest_ns = min(visit.deadline_ns for visit in queue) - remaining_ns - costs_ns[limit]
-        patient_ns = min(visit.arrived_ns for visit in queue) + round(self.patience * wait_ns)
-        start_by_ns = min(patient_ns, latest_ns)
-        return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit = queue.visits, device.batch_max
+        if len(visits) >= limit:
+            return BatchDecision(limit)
+        latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
+        patient_ns = min(visit.arrived_ns for visit in visits) + round(self.patience * queue.wait_ns)
+        return start_or_wait(now_ns, len(visits), min(patient_ns, latest_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +80,12 @@ class Slack:
     the believed cost is too low by more than that: then every batch starts too late.
     """
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        if len(queue) >= limit:
-            return Take(count=limit)
-        earliest_ns = min(visit.deadline_ns for visit in queue)
-        start_by_ns = earliest_ns - remaining_ns - costs_ns[limit] - GUARD_NS
-        return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit = queue.visits, device.batch_max
+        if len(visits) >= limit:
+            return BatchDecision(limit)
+        latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
+        return start_or_wait(now_ns, len(visits), latest_ns - GUARD_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,34 +105,25 @@ class Adaptive:
     """Where more wait than a replica serves in time: `drop` the oldest, so that one batch has all others; `split` and
     serve as many of the oldest as possible; or `early_drop` as few of the oldest as `deadline` does."""
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        count, head = len(queue), queue[0]
-        if count <= limit and now_ns + costs_ns[count] + remaining_ns <= head.deadline_ns:
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit, costs_ns = queue.visits, device.batch_max, device.costs_ns
+        count, head, due_ns = len(visits), visits[0], now_ns + queue.remaining_ns
+        if count <= limit and due_ns + costs_ns[count] <= head.deadline_ns:
             sent_ns, slo_ns = head.request.sent_ns, head.deadline_ns - head.request.sent_ns
-            taken_ns = now_ns + costs_ns[count] + remaining_ns - sent_ns
+            taken_ns = due_ns + costs_ns[count] - sent_ns
             if count == limit or taken_ns * (count + 1) > slo_ns * count:
-                return Take(count=count)
-            full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - remaining_ns + 1
-            return Take(count=0, wait_until_ns=full_ns)
-        due_ns = now_ns + remaining_ns
+                return BatchDecision(count)
+            full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - queue.remaining_ns + 1
+            return BatchDecision(wait_until_ns=full_ns)
         if self.overflow == "split":
             count = min(_affordable(head.deadline_ns - due_ns, limit, costs_ns), count)
-            return Take(count=count) if count else Take(count=0, skip=1)
+            return BatchDecision(count) if count else BatchDecision(skip=1)
         if self.overflow == "early_drop":
-            skip, count = _early_drop(due_ns, queue, limit, costs_ns)
-            return Take(count=count) if not skip else Take(count=0, skip=skip)
+            return _early_drop(due_ns, visits, limit, costs_ns)
         for served in range(min(count, limit), 0, -1):
-            if due_ns + costs_ns[served] <= queue[count - served].deadline_ns:
-                return Take(count=0, skip=count - served)
-        return Take(count=0, skip=count)
+            if due_ns + costs_ns[served] <= visits[count - served].deadline_ns:
+                return BatchDecision(skip=count - served)
+        return BatchDecision(skip=count)
 
 
 LOOKAHEAD_BATCHES = 4
@@ -182,20 +142,13 @@ class Deadline:
     served.
     """
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        due_ns = now_ns + remaining_ns  # when a batch that ended now would be answered
-        skip, count = 0, min(_affordable(queue[0].deadline_ns - due_ns, limit, costs_ns), len(queue))
-        if count < min(limit, len(queue)):
-            skip, count = _early_drop(due_ns, queue, limit, costs_ns)
-        return Take(count=count, skip=skip)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit, costs_ns = queue.visits, device.batch_max, device.costs_ns
+        due_ns = now_ns + queue.remaining_ns  # when a batch that ended now would be answered
+        count = min(_affordable(visits[0].deadline_ns - due_ns, limit, costs_ns), len(visits))
+        if count < min(limit, len(visits)):
+            return _early_drop(due_ns, visits, limit, costs_ns)
+        return BatchDecision(count)
 
 
 def _affordable(slack_ns: int, limit: int, costs_ns: Sequence[int]) -> int:
@@ -203,16 +156,16 @@ def _affordable(slack_ns: int, limit: int, costs_ns: Sequence[int]) -> int:
     return bisect_right(costs_ns, slack_ns, 1, limit + 1) - 1
 
 
-def _early_drop(due_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> tuple[int, int]:
-    """How many of the oldest visits to drop, and how many to serve then (0 if all are dropped): of the few numbers that
-    `_skip` tries, the one with which a dry run over the visible queue serves most in time. A batch that ended now would
-    be answered at `due_ns`."""
+def _early_drop(due_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> BatchDecision:
+    """Drop as many of the oldest visits as let a dry run over the visible queue serve most in time, of the few numbers
+    that `_skip` tries; if that is none, start the largest batch that is in time. A batch that ended now would be
+    answered at `due_ns`."""
     visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
     deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
     skip = _skip(due_ns, deadlines_ns, limit, costs_ns)
-    if skip == visible:
-        return skip, 0
-    return skip, min(_affordable(deadlines_ns[skip] - due_ns, limit, costs_ns), len(queue) - skip)
+    if skip:
+        return BatchDecision(skip=skip)
+    return BatchDecision(min(_affordable(deadlines_ns[0] - due_ns, limit, costs_ns), len(queue)))
 
 
 def _skip(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequence[int]) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sloop.core.protocols import TakeAll
 from sloop.options import Declared, Value, read_options
 from sloop.plugins import Registry
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
@@ -69,7 +68,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
     "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart},
-    "share": {"take_all": TakeAll},
 }
 
 POLICIES: Final[Mapping[str, Registry[type[Any]]]] = {

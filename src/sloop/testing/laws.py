@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.ledger import sites
 from sloop.core.planner import copied
-from sloop.core.protocols import Take
+from sloop.core.protocols import BatchDecision
 from sloop.core.views import Bucket, ReplicaView, StageView
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
@@ -72,15 +73,16 @@ def _batch(make: Make, random: Random) -> None:
         random.randint(0, 9),
     )
     costs_ns = [0, *(ms(5 + each_ms * size) for size in range(1, limit + 1))]
-    policy = make()
+    policy, device = make(), AssumedDevice(limit, costs_ns)
     for _ in range(3):
-        take: Take = _asked(policy, "decide", now_ns, queue, limit, costs_ns)
-        assert 0 <= take.count <= limit, f"a batch of {take.count}, where at most {limit} may start"
-        assert take.skip + take.count <= len(queue), "it takes more than there are"
-        if take.skip or take.count:
+        decision: BatchDecision = _asked(policy, "decide", now_ns, AssumedQueue(queue), device)
+        assert 0 <= decision.count <= limit, f"a batch of {decision.count}, where at most {limit} may start"
+        assert decision.skip + decision.count <= len(queue), "it takes more than there are"
+        assert not (decision.skip and decision.count), "it drops visits and starts a batch in one answer"
+        if decision.skip or decision.count:
             return
-        assert take.wait_until_ns > now_ns, "it waits until a time that has passed"
-        now_ns = take.wait_until_ns
+        assert decision.wait_until_ns > now_ns, "it waits until a time that has passed"
+        now_ns = decision.wait_until_ns
     raise AssertionError("it waits for ever")
 
 

@@ -1,11 +1,10 @@
 """The thesis' router has no timer: the time of a batch is looked at when a request arrives."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.api import NonNegativeInt, Visit, s
-from sloop.api.policies import Take
+from sloop.api import NonNegativeInt, s
+from sloop.api.policies import BatchDecision, BatchDevice, QueueView, start_or_wait
 
 LAST_WAITS: Final = 10
 """How many times the waiting time a batch waits at most if no visit arrives any more."""
@@ -22,19 +21,12 @@ class Untimed:
 
     wait_ns: NonNegativeInt = s(1)
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        if len(queue) >= limit:
-            return Take(count=limit)
-        first_ns = min(visit.arrived_ns for visit in queue)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        visits, limit = queue.visits, device.batch_max
+        if len(visits) >= limit:
+            return BatchDecision(limit)
+        first_ns = min(visit.arrived_ns for visit in visits)
         start_by_ns = first_ns + self.wait_ns
-        if max(visit.arrived_ns for visit in queue) < now_ns:
+        if max(visit.arrived_ns for visit in visits) < now_ns:
             start_by_ns = max(first_ns + LAST_WAITS * self.wait_ns, first_ns + 1)
-        return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
+        return start_or_wait(now_ns, len(visits), start_by_ns)

@@ -27,7 +27,7 @@ _QUEUE: Final = Policies(
     Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(half_life_ns=s(1), at_least_last=True),
     Paldia(choice="isolated", sharing="queue"), MaxMin(),
 )  # fmt: skip
-_SPLIT: Final = replace(_QUEUE, scale=Paldia(), share=Hybrid())
+_SPLIT: Final = replace(_QUEUE, scale=Paldia(), batch=Hybrid())
 
 
 def _system(name: str, section: str, policies: Policies) -> System:

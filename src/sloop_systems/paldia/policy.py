@@ -18,7 +18,7 @@ ready. The values of `choice` and `sharing` give PALDIA, its baselines and its a
 
 A replica runs one batch at a time, so the number of replicas on a device bounds how many batches run together there.
 PALDIA decides anew for every group of requests how many of the replicas run, and leaves the others idle. A plan cannot
-express that, so the share policy `Hybrid` decides it in the systems `paldia`, `paldia-band`,
+express that, so the batch policy `Hybrid` decides it in the systems `paldia`, `paldia-band`,
 `oracle` and `offline-hybrid`. In the other systems every idle replica takes waiting requests, even one that is kept
 only for the next peak. With `queue` there is one replica, exactly as in Molecule.
 
@@ -65,7 +65,7 @@ from sloop.api import (
     to_ms,
     to_s,
 )
-from sloop.api.policies import MILLI, Belief, ClusterView, SharedDeviceView, StageView, Together, targets
+from sloop.api.policies import MILLI, BatchDecision, BatchDevice, Belief, ClusterView, QueueView, StageView, targets
 from sloop_systems.paldia import solver
 from sloop_systems.paldia.solver import (
     DelayedTermination,
@@ -389,6 +389,8 @@ class GroupSplit:
     queued: deque[int]
     """These run one by one, when all of `running` have ended."""
     together: int
+    ended_ns: int = -1
+    """When the last of its batches started: what waits behind them then is split at a later instant."""
 
     @property
     def is_over(self) -> bool:
@@ -419,8 +421,6 @@ class Hybrid:
     Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans; (b) for `resident`).
     """
 
-    takes_all: ClassVar[bool] = False
-
     lane: Lane = "work_conserving"
     """`serial`: queued batches run one by one when all that run together have ended; requests that arrive while the
     device is busy all queue. `work_conserving`: a queued batch starts whenever another one ends."""
@@ -441,32 +441,37 @@ class Hybrid:
             what = "cannot be resident in the serial lane, in which a queued batch waits until no other runs"
             raise OutOfRange("sharing", what, NO_WAIT)
 
-    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
-        """See `SharePolicy`."""
-        key, busy = (view.node, view.device, view.stage), view.busy
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        """See `Batch`. The next batch of the split, if it may run beside those that run on the device."""
+        key = (*device.key, queue.stage)
+        busy = sum(batch.stage == queue.stage for batch in device.running)
+        waiting = len(queue.visits)
         split = self._splits.get(key)
         if split is not None:
-            split.shrink(view.waiting)
+            split.shrink(waiting)
         if split is None or split.is_over:
-            split = self._split(view, busy)
+            if split is not None and split.ended_ns == now_ns and busy:
+                return BatchDecision(0)
+            split = self._split(device, waiting, device.idle, busy)
         room = split.together - busy if split.running else int(not busy)
         if room > 0 or self.lane == "serial":  # otherwise it is found again, with those that come meanwhile
             self._splits[key] = split
-        batches, sizes, waiting = split.running or split.queued, list[int](), view.waiting
-        while len(sizes) < min(room, view.idle) and waiting and batches:
-            sizes.append(min(batches.popleft(), waiting, view.batch_max))  # fewer if some were dropped
-            waiting -= sizes[-1]
-        return Together(tuple(sizes))
+        if room <= 0:
+            return BatchDecision(0)
+        count = (split.running or split.queued).popleft()
+        if split.is_over:
+            split.ended_ns = now_ns
+        return BatchDecision(min(count, waiting, device.batch_max))  # fewer if some were dropped
 
-    def _split(self, view: SharedDeviceView, busy: int) -> GroupSplit:
+    def _split(self, device: BatchDevice, waiting: int, idle: int, busy: int) -> GroupSplit:
         """A split of the requests that wait now."""
-        queued, running = view.waiting, list[int]()
+        queued, running, batch_max = waiting, list[int](), device.batch_max
         if self.lane == "work_conserving" or not busy:
-            costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in view.costs_ns])
-            model = DeviceModel(costs_ms, view.law, view.largest, view.idle + busy)
-            queued = best_split(model, view.waiting, self.sharing, gain_min=self.gain_min).queued
-            running = batches_of(view.waiting - queued, view.batch_max, even=self.even)
-        later = batches_of(queued, view.batch_max, even=self.even) if queued else []
+            costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in device.alone_costs_ns[: batch_max + 1]])
+            model = DeviceModel(costs_ms, device.law, device.largest, idle + busy)
+            queued = best_split(model, waiting, self.sharing, gain_min=self.gain_min).queued
+            running = batches_of(waiting - queued, batch_max, even=self.even)
+        later = batches_of(queued, batch_max, even=self.even) if queued else []
         if self.lane == "work_conserving":
             return GroupSplit(deque(running + later), deque(), len(running))
         return GroupSplit(deque(running), deque(later), len(running))

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from sloop.core.protocols import Take
+from sloop.core.batching import AssumedDevice, AssumedQueue
+from sloop.core.protocols import BatchDecision
 from sloop.errors import InputError
 from sloop.testing.views import make_visit
 from sloop.units import ms
@@ -20,12 +21,18 @@ COSTS_NS = range(17)
 def test_only_an_arrival_looks_at_the_time() -> None:
     policy = Untimed(wait_ns=ms(10))
     queue = [make_visit(1, arrived_ms=2), make_visit(2, arrived_ms=7)]
-    assert policy.decide(ms(7), queue, 4, COSTS_NS).count == 0
-    assert policy.decide(ms(13), queue, 4, COSTS_NS) == Take(count=0, wait_until_ns=ms(102))
+    assert policy.decide(ms(7), AssumedQueue(queue), AssumedDevice(4, COSTS_NS)).count == 0
+    assert policy.decide(ms(13), AssumedQueue(queue), AssumedDevice(4, COSTS_NS)) == BatchDecision(
+        wait_until_ns=ms(102)
+    )
     queue.append(make_visit(3, arrived_ms=40))
-    assert policy.decide(ms(40), queue, 4, COSTS_NS) == Take(count=3), "the one that looks leaves with the others"
-    assert policy.decide(ms(102), queue[:2], 4, COSTS_NS) == Take(count=2), "no other came"
-    assert policy.decide(ms(8), queue * 2, 4, COSTS_NS) == Take(count=4), "full"
+    assert policy.decide(ms(40), AssumedQueue(queue), AssumedDevice(4, COSTS_NS)) == BatchDecision(3), (
+        "the one that looks leaves with the others"
+    )
+    assert policy.decide(ms(102), AssumedQueue(queue[:2]), AssumedDevice(4, COSTS_NS)) == BatchDecision(2), (
+        "no other came"
+    )
+    assert policy.decide(ms(8), AssumedQueue(queue * 2), AssumedDevice(4, COSTS_NS)) == BatchDecision(4), "full"
 
 
 def test_sizes_of_batches_follow_poissons_law() -> None:
@@ -35,7 +42,7 @@ def test_sizes_of_batches_follow_poissons_law() -> None:
     sizes, queue = Counter[int](), list[Visit]()
     for number, at_ms in enumerate(accumulate(random.expovariate(rate) for _ in range(20_000))):
         queue.append(make_visit(number, arrived_ms=at_ms))
-        if policy.decide(ms(at_ms), queue, limit, COSTS_NS).count:
+        if policy.decide(ms(at_ms), AssumedQueue(queue), AssumedDevice(limit, COSTS_NS)).count:
             sizes[len(queue)] += 1
             queue = []
     mean, total = wait_ms * rate, sum(sizes.values())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sloop.core.protocols import AsPlaced, TakeAll
+from sloop.core.protocols import AsPlaced
 from sloop.policies.scale.kubernetes import Hpa
 from sloop.systems import build_system
 from sloop.systems.planning.steady import steady_plans
@@ -36,7 +36,7 @@ published."""
 def test_published_parameters(name: str) -> None:
     scale, provision = PUBLISHED[name]
     system = build_system(name)
-    assert system.policies == replace(_POLICIES, scale=scale, provision=provision, share=TakeAll())
+    assert system.policies == replace(_POLICIES, scale=scale, provision=provision)
     assert system.kind == ("system" if name == "flashpoint" else "baseline")
 
 

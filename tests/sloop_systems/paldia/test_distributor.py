@@ -1,4 +1,4 @@
-"""The share policies: PALDIA's split of what waits, as it is executed by the core on a simulated device."""
+"""The batch policy: PALDIA's split of what waits, as it is executed by the core on a simulated device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sloop.actions import End, StartBatch
 from sloop.app.load import load_scenario
-from sloop.core.views import SharedBatch, SharedDeviceView
+from sloop.core.batching import AssumedDevice, AssumedQueue
+from sloop.core.views import SharedBatch
 from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.options import check_ranges
@@ -21,6 +22,7 @@ from sloop.report.explain.request import explain_request
 from sloop.runlog import MemoryLog
 from sloop.sim import World
 from sloop.sim.run import simulate
+from sloop.testing.views import make_visit
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import Outcome
 from sloop.workload import trace_of
@@ -55,7 +57,7 @@ ROWS = (
 )
 
 
-def world_of(row: Row, share: object, *, replicas: int = 20, times_ns: Sequence[int] = (), **system: Any) -> World:
+def world_of(row: Row, batch: object, *, replicas: int = 20, times_ns: Sequence[int] = (), **system: Any) -> World:
     """Replicas on one GPU, and by default one clump of requests a second after the start; durations are exact."""
     profile = {
         "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": row.solo_ms / row.batch, "gamma": 0.0},
@@ -80,7 +82,7 @@ def world_of(row: Row, share: object, *, replicas: int = 20, times_ns: Sequence[
             "batch_max": row.batch,
             "order": "fifo",
             "drop": "never",
-            "share": share,
+            "batch": batch,
             **system,
         },
         "cluster": {
@@ -147,7 +149,7 @@ def test_the_ablations_run_all_together_or_one_after_the_other() -> None:
     queue_ms = makespan_ms(world_of(row, {"name": "hybrid", "sharing": "queue"}))
     assert queue_ms == pytest.approx(row.solo_ms * row.count / row.batch, abs=0.01)
     together = makespan_ms(world_of(row, {"name": "hybrid", "sharing": "together"}))
-    assert together == pytest.approx(makespan_ms(world_of(row, "take_all", batch="work_conserving")), abs=0.01)
+    assert together == pytest.approx(makespan_ms(world_of(row, "work_conserving")), abs=0.01)
     assert together > row.serial_ms
 
 
@@ -159,12 +161,12 @@ def test_the_ablations_run_all_together_or_one_after_the_other() -> None:
 )
 def test_no_request_is_forgotten(times_ms: list[int], mode: tuple[str, str], replicas: int, even: bool) -> None:
     lane, sharing = mode
-    share = {"name": "hybrid", "lane": lane, "sharing": sharing, "even": even}
+    batch = {"name": "hybrid", "lane": lane, "sharing": sharing, "even": even}
     row = replace(ROWS[1], batch=8)
     times_ns = sorted(ms(at_ms) for at_ms in times_ms)
     running, most = 0, 1 if sharing == "queue" else replicas
     ended = 0
-    for _, record in records_of(world_of(row, share, replicas=replicas, times_ns=times_ns)):
+    for _, record in records_of(world_of(row, batch, replicas=replicas, times_ns=times_ns)):
         if isinstance(record, StartBatch):
             running += 1
             assert running <= most
@@ -176,7 +178,7 @@ def test_no_request_is_forgotten(times_ms: list[int], mode: tuple[str, str], rep
 
 
 def test_requests_of_failed_batches_run_again_alone() -> None:
-    """Each is tried in halves until it is alone; the share policy is not asked about them."""
+    """Each is tried in halves until it is alone; the batch policy is not asked about them."""
     made = world_of(replace(ROWS[1], batch=8), "hybrid", times_ns=[*[s(1)] * 20, s(3)])
     made = replace(made, faults=replace(made.faults, bad_request=0.5))
     outcomes = [record.outcome for _, record in records_of(made) if isinstance(record, End)]
@@ -184,45 +186,58 @@ def test_requests_of_failed_batches_run_again_alone() -> None:
     assert set(outcomes) == {Outcome.SERVED, Outcome.FAILED}
 
 
-def view(waiting: int, idle: int, *running: int) -> SharedDeviceView:
-    """A device on which batches of these sizes run; a batch of n takes n ms alone, four fill the bandwidth."""
-    costs_ns = tuple(ms(n) for n in range(9))
-    own = tuple(SharedBatch("only", size) for size in running)
-    law, largest = BandwidthLaw(4.0), DeviceDemand(bandwidth=0.25)
-    return SharedDeviceView("n0", "d0", "only", waiting, idle, 8, costs_ns, law, largest, own)
+def sizes(policy: Hybrid, now_ns: int, waiting: int, idle: int, *running: int) -> tuple[int, ...]:
+    """The batches that start at an instant on a device where batches of these sizes run; one of n takes n ms alone,
+    four fill the bandwidth."""
+    visits, busy = [make_visit(number) for number in range(waiting)], [SharedBatch("stage", size) for size in running]
+    law, largest, costs_ns, started = (
+        BandwidthLaw(4.0),
+        DeviceDemand(bandwidth=0.25),
+        [ms(n) for n in range(9)],
+        list[int](),
+    )
+    while visits and idle > len(started):
+        now_idle, now_running = idle - len(started), [*busy, *(SharedBatch("stage", size) for size in started)]
+        device = AssumedDevice(8, costs_ns, law, largest, now_idle, now_running, ("n0", "d0"))
+        decision = policy.decide(now_ns, AssumedQueue(visits), device)
+        if not decision.count:
+            break
+        started.append(decision.count)
+        del visits[: decision.count]
+    return tuple(started)
 
 
 def test_a_split_is_kept_until_its_batches_have_started() -> None:
     policy = Hybrid(lane="work_conserving")
-    assert policy.start(0, view(60, 5)).sizes == (8, 8, 8, 8), "four fill the bandwidth; the other 28 are queued"
-    assert policy.start(1, view(28, 1, 8, 8, 8, 8)).sizes == ()
-    assert policy.start(2, view(30, 2, 8, 8, 8)).sizes == (8,), "two that came belong to the next split"
-    assert policy.start(3, view(22, 5)).sizes == (8, 8, 4), "the rest of the queue"
-    assert policy.start(4, view(2, 2, 8, 8, 4)).sizes == ()
-    assert policy.start(5, view(9, 5)).sizes == (8, 1), "nothing was kept of the split that could not begin"
+    assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8), "four fill the bandwidth; the other 28 are queued"
+    assert sizes(policy, 1, 28, 1, 8, 8, 8, 8) == ()
+    assert sizes(policy, 2, 30, 2, 8, 8, 8) == (8,), "two that came belong to the next split"
+    assert sizes(policy, 3, 22, 5) == (8, 8, 4), "the rest of the queue"
+    assert sizes(policy, 4, 2, 2, 8, 8, 4) == ()
+    assert sizes(policy, 5, 9, 5) == (8, 1), "nothing was kept of the split that could not begin"
 
 
 def test_a_split_takes_what_is_there_if_requests_were_dropped() -> None:
     policy = Hybrid()
-    assert policy.start(0, view(60, 5)).sizes == (8, 8, 8, 8)
-    assert policy.start(1, view(3, 5)).sizes == (3,)
+    assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8)
+    assert sizes(policy, 1, 3, 5) == (3,)
 
 
 def test_what_was_planned_for_requests_that_are_gone_does_not_hold_for_others() -> None:
     policy = Hybrid(lane="serial")
-    assert policy.start(0, view(60, 5)).sizes == (8, 8, 8, 8), "28 are queued"
-    assert policy.start(1, view(1, 5)).sizes == (1,), "the others were dropped"
-    assert policy.start(2, view(60, 5)).sizes == (8, 8, 8, 8), "not one after the other"
+    assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8), "28 are queued"
+    assert sizes(policy, 1, 1, 5) == (1,), "the others were dropped"
+    assert sizes(policy, 2, 60, 5) == (8, 8, 8, 8), "not one after the other"
 
 
 def test_in_the_serial_lane_a_group_that_finds_the_device_busy_is_queued() -> None:
     policy = Hybrid(lane="serial")
-    assert policy.start(0, view(20, 4, 8)).sizes == ()
-    assert policy.start(1, view(24, 5)).sizes == (8,)
-    assert policy.start(2, view(16, 4, 8)).sizes == ()
-    assert policy.start(3, view(16, 5)).sizes == (8,)
-    assert policy.start(4, view(8, 5)).sizes == (4,), "of the first group"
-    assert policy.start(5, view(4, 5)).sizes == (4,)
+    assert sizes(policy, 0, 20, 4, 8) == ()
+    assert sizes(policy, 1, 24, 5) == (8,)
+    assert sizes(policy, 2, 16, 4, 8) == ()
+    assert sizes(policy, 3, 16, 5) == (8,)
+    assert sizes(policy, 4, 8, 5) == (4,), "of the first group"
+    assert sizes(policy, 5, 4, 5) == (4,)
 
 
 def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None:
@@ -245,4 +260,4 @@ def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None
     log = MemoryLog()
     simulate(replace(world.with_clients(trace=trace), duration_ns=s(2)), [log])
     story = explain_request(log, 574, fresh_state(world.setup()))
-    assert not [step for step in story.steps if "ran together" in step.what], "no share policy decides"
+    assert not [step for step in story.steps if "ran together" in step.what], "all run at once"

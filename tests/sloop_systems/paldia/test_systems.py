@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sloop.cli import main
-from sloop.core.protocols import AsPlaced, Policies, TakeAll
+from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.policies.admit import Open
 from sloop.policies.batch import WorkConserving
@@ -31,25 +31,25 @@ PUBLISHED: dict[str, tuple[str, Any, Any]] = {
         Hybrid(),
     ),
     "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid"), Hybrid()),
-    "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", keep_alive_ns=s(600)), TakeAll()),
-    "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue"), TakeAll()),
-    "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together"), TakeAll()),
-    "infless-llama-performance": ("baseline", Paldia(choice="fastest", sharing="together"), TakeAll()),
+    "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", keep_alive_ns=s(600)), WorkConserving()),
+    "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue"), WorkConserving()),
+    "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together"), WorkConserving()),
+    "infless-llama-performance": ("baseline", Paldia(choice="fastest", sharing="together"), WorkConserving()),
     "oracle": ("baseline", Paldia(choice="slo_first", sharing="hybrid", wait_limit=0), Hybrid()),
     "offline-hybrid": ("baseline", Paldia(choice="fastest", sharing="hybrid"), Hybrid()),
-    "mps-only": ("baseline", Paldia(choice="fastest", sharing="together"), TakeAll()),
-    "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue"), TakeAll()),
+    "mps-only": ("baseline", Paldia(choice="fastest", sharing="together"), WorkConserving()),
+    "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue"), WorkConserving()),
 }
-"""Kind, scale and share policy; the figures stand here although most are defaults, because they are published."""
+"""Kind, scale and batch policy; the figures stand here although most are defaults, because they are published."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
-    kind, scale, share = PUBLISHED[name]
+    kind, scale, batch = PUBLISHED[name]
     forecast = OracleForecast(horizon_ns=s(2)) if name == "oracle" else Ewma(s(1), at_least_last=True)
-    before = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), forecast)
-    assert (system.kind, system.policies) == (kind, Policies(*before, scale, MaxMin(), AsPlaced(), share))
+    before = (Fifo(), batch, FirstIdle(), Never(), Open(), BestFit(), forecast)
+    assert (system.kind, system.policies) == (kind, Policies(*before, scale, MaxMin()))
 
 
 def test_a_plan_names_the_replica_that_reserves_no_share_of_its_accelerator(tmp_path: Path) -> None:

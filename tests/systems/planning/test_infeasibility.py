@@ -1,15 +1,14 @@
 """Why goals cannot be reached: which stage, path or node, and by how much."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from sloop.core.protocols import Take
+from sloop.core.protocols import BatchDecision
+from sloop.core.views import BatchDevice, QueueView
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.infeasibility import cheapest, fastest, shortfalls_of
 from sloop.systems.planning.placement import PlanShortfall
-from sloop.vocabulary import Visit
 from tests.systems.planning.scene import ENOUGH, READING, nodes, only, placed, predicted, profile, setup, stage
 
 TWO = (stage("detect"), stage("read", "detect", profile=profile(40, 20)))
@@ -103,16 +102,8 @@ def test_no_replicas_for_what_comes() -> None:
 class Patient:
     """Waits for a full batch, however long that takes."""
 
-    def decide(
-        self,
-        now_ns: int,
-        queue: Sequence[Visit],
-        limit: int,
-        costs_ns: Sequence[int],
-        wait_ns: int = 0,
-        remaining_ns: int = 0,
-    ) -> Take:
-        return Take(limit if len(queue) >= limit else 0)
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        return BatchDecision(device.batch_max if len(queue.visits) >= device.batch_max else 0)
 
 
 def test_waiting_for_what_never_comes() -> None:

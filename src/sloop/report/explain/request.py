@@ -31,7 +31,7 @@ from sloop.runlog.run import RunState
 from sloop.runlog.versions import VersionRecord
 from sloop.text import counted, in_ms, number, numbered, quoted
 from sloop.units import to_ms, to_s
-from sloop.vocabulary import Life, Outcome, ReplicaId, Request, RequestId
+from sloop.vocabulary import Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
 
 MEANWHILE: Final = {
     "shortage": "the cluster fell short of the plan",
@@ -204,20 +204,22 @@ class _Follower:
             if self._version is None:
                 self._arrive(now_ns, is_assigned=isinstance(record, Assigned))
             self._enter(now_ns)
-        if isinstance(record, StartBatch) and self._shares:
+        if isinstance(record, StartBatch):
             self._note_kept(now_ns, record)
 
-    @property
-    def _shares(self) -> bool:
-        """Whether a share policy decides how many batches run together."""
+    def _shares(self, spec: ReplicaSpec) -> bool:
+        """Whether the profile says how replicas like this one share their device."""
         parts = self._version.parts if self._version is not None else None
-        return isinstance(parts, ApplicationParts) and not parts.policies.share.takes_all
+        key = spec.stage, spec.variant, spec.slot.hardware
+        return isinstance(parts, ApplicationParts) and parts.beliefs[key].shares(spec.slot)
 
     def _note_kept(self, now_ns: int, batch: StartBatch) -> None:
         """A batch has begun at a stage: tell at the end of the instant if the request still waits there."""
         self._kept, run = None, self._run
         begun = run.replicas.get(batch.replica) if run is not None else None
         if run is None or begun is None or not any(visit.place[0] == batch.stage for visit in self._waiting()):
+            return
+        if not self._shares(begun.spec):
             return
         node, device = begun.spec.node or "", begun.spec.device or ""
         beside = [
@@ -231,7 +233,7 @@ class _Follower:
         ran = f"{counted(running, 'batch', 'batches')} of {batch.stage} ran together on {where}"
         kept = f"{counted(run.queued(batch.stage), 'request')} stayed queued"
         idle = len(beside) - running
-        why = f"the share policy left {counted(idle, 'replica')} there idle" if idle else "all replicas there were busy"
+        why = f"the batch policy left {counted(idle, 'replica')} there idle" if idle else "all replicas there were busy"
         self._kept = now_ns, StoryStep(to_s(now_ns), f"while it waited, {ran}; {kept}", why)
 
     def _tell_kept(self) -> None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sloop.app.application import Application, Stage
+from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.graph_estimates import LeastTimes, remaining_times
 from sloop.core.views import Belief, BeliefKey
 from sloop.profile.estimate import CrowdedEstimate, Estimate
@@ -232,12 +233,14 @@ class StagePrediction:
         wait_ns = self.target.wait_ns if self.target else 0
         most = self.batch_max(group)
         gap_ms = 1e3 / self.rate_rps if self.rate_rps and not self.burst else math.inf
+        device = AssumedDevice(most, costs_ns)
         for count in range(1, most + 1):
             arrived_ms = (count - 1) * gap_ms if count > 1 else 0.0
-            take = self._batch.decide(now_ns, [visit] * count, most, costs_ns, wait_ns, progress.remaining_ns)
-            if take.count or take.skip:
+            queue = AssumedQueue([visit] * count, wait_ns, progress.remaining_ns, self.name)
+            decision = self._batch.decide(now_ns, queue, device)
+            if decision.count or decision.skip:
                 return arrived_ms
-            until_ms = to_ms(take.wait_until_ns - now_ns) if take.wait_until_ns < FOREVER_NS else math.inf
+            until_ms = to_ms(decision.wait_until_ns - now_ns) if decision.wait_until_ns < FOREVER_NS else math.inf
             if until_ms <= count * gap_ms:
                 return max(until_ms, arrived_ms)
         return until_ms

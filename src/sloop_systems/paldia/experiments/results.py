@@ -49,7 +49,7 @@ VARIANTS: Final[Mapping[str, PaldiaTrial]] = {
         ("acquisition 20 s", "paldia", (), "", 20.0),
         ("headroom 0.9", "paldia", (("headroom_cpu", 0.9), ("headroom_gpu", 0.9)), "", 1.0),
         ("band", "paldia-band", (), "", 1.0),
-        ("serial lane, no backlog", "paldia", (("backlog", False), ("share.lane", "serial")), "", 1.0),
+        ("serial lane, no backlog", "paldia", (("backlog", False), ("batch.lane", "serial")), "", 1.0),
     )
 }
 """PALDIA with one change: other settings, another world, or the other rule of choice."""

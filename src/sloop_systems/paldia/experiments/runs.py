@@ -85,7 +85,7 @@ TAIL: Final = (98.5, 99.5)
 """The requests between these percentiles are those of the P99, whose latency is taken apart."""
 
 Options = tuple[tuple[str, Any], ...]
-"""Parameters of a system that differ from its defaults; `share.lane` is one of its share policy."""
+"""Parameters of a system that differ from its defaults; `batch.lane` is one of its batch policy."""
 
 
 class PaldiaResult(RunResult, frozen=True, kw_only=True):
