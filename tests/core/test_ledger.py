@@ -225,6 +225,14 @@ def test_what_fits_in_a_copy_is_what_fits_in_the_ledger(steps: list[tuple[int | 
             assert (copy.views(), copy.firsts()) == (ledger.views(), ledger.firsts())
 
 
+def test_replicas_without_room_are_named_by_position() -> None:
+    ledger = Ledger([NODE])
+    assert ledger.reserve(ReplicaId(7), reservation(0.5))
+    wanted = [(spec_of(cores), Belief(memory_bytes=10)) for cores in (1.0, 1.0, 0.5, 0.1)]
+    assert ledger.without_room(wanted) == [1, 3]
+    assert ledger.views()[0].free_cores == 0
+
+
 def test_trying_in_a_copy_changes_nothing_else() -> None:
     ledger = Ledger(NAMED)
     before = ledger.views()

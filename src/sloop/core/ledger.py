@@ -10,6 +10,7 @@ a lost node stay until its replicas are reported lost.
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from operator import itemgetter
 from typing import ClassVar, Literal
 
@@ -292,6 +293,15 @@ class Ledger:
         site = found[0]
         made = Reservation.of(spec, belief, site.node.node.name, site.device.device.name if site.device else None)
         return made if self.reserve(replica, made) else None
+
+    def without_room(self, wanted: Iterable[tuple[ReplicaSpec, Belief]]) -> list[int]:
+        """Place new replicas one after another; returns the positions of those for which there is no room."""
+        numbers = count(max(self.reservations, default=-1) + 1)
+        return [
+            index
+            for index, (spec, belief) in enumerate(wanted)
+            if self.place(ReplicaId(next(numbers)), spec, belief) is None
+        ]
 
     def _place_on(self, name: str, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
         """The same on one node, without a view of it."""

@@ -60,12 +60,12 @@ class IndexedPath:
         return int(self.slo_ms / slot_ms + SHARE_ROUNDING)
 
 
-def slot_ms_of(paths: Sequence[IndexedPath], slots_max: int = SLOTS_MAX) -> float:
-    """Length of a slot: 1 ms as published; shorter for tight deadlines, longer if the loosest would exceed `slots_max`
-    slots."""
+def slot_ms_of(paths: Sequence[IndexedPath], *, coarse: bool = False) -> float:
+    """Length of a slot: 1 ms as published; shorter for tight deadlines, longer if the loosest would exceed `SLOTS_MAX`
+    slots, or, if they may be `coarse`, `SLOTS_COARSE`."""
     shortest = min(path.slo_ms for path in paths)
     longest = max(path.slo_ms for path in paths)
-    return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / slots_max)
+    return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / (SLOTS_COARSE if coarse else SLOTS_MAX))
 
 
 class PathMatrix:

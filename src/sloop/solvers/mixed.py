@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.solvers import highs
-from sloop.solvers.budget import SLOTS_COARSE, IndexedPath, StageOptions, cheapest_by_forests, slot_ms_of
+from sloop.solvers.budget import IndexedPath, StageOptions, cheapest_by_forests, slot_ms_of
 from sloop.units import ROUNDING
 
 NODES_MAX: Final = 2_000
@@ -407,7 +407,7 @@ def deadline_parts(stages: Sequence[TimedCosts], paths: Sequence[IndexedPath]) -
         return None
     needed_ms = quickest_ms
     if len(stages) > 1:
-        slot_ms = slot_ms_of(paths, SLOTS_COARSE)
+        slot_ms = slot_ms_of(paths, coarse=True)
         per_cost = COST_UNITS / max(float(own.cost.max()) for own in stages)
         options = [own.options(slot_ms, per_cost) for own in stages]
         chosen = cheapest_by_forests(options, paths, quickest_ms, slot_ms=slot_ms, most=CUTS_MAX)

@@ -24,7 +24,6 @@ from sloop.api.solvers import (
     CUTS_MAX,
     NODES_MAX,
     SHARE_ROUNDING,
-    SLOTS_COARSE,
     BudgetRule,
     IndexedPath,
     PathMatrix,
@@ -210,7 +209,7 @@ def largest_share(
     """
     if len(stages) > replicas_max:
         return None
-    coarse_ms = slot_ms_of(paths, SLOTS_COARSE)
+    coarse_ms = slot_ms_of(paths, coarse=True)
 
     def within(share: float) -> Fa2Solution | None:
         scaled = [replace(stage, rate_rps=stage.rate_rps * share) for stage in stages]

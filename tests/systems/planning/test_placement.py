@@ -1,7 +1,7 @@
 """Where replicas go, what has no room and why, and which nodes that takes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -60,6 +60,7 @@ def test_what_has_no_room_says_why(cluster: dict[str, Any], system: dict[str, An
     assert found.stage == "a"
 
 
+@dataclass(frozen=True)
 class Third:
     """Chooses the node called custom-2."""
 
@@ -84,6 +85,7 @@ def test_a_large_cluster_is_shown_once_for_each_state() -> None:
     """Of 500 equal nodes a place policy sees at most an empty one and one that is partly used."""
     seen: list[int] = []
 
+    @dataclass(frozen=True)
     class Counting:
         def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
             seen.append(len(sites))

@@ -43,7 +43,7 @@ from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
 from sloop.text import arrows, counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, s, to_ms, to_s
-from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 
 COUNT_MAX: Final = 10_000
 """The most replicas of one kind and size."""
@@ -393,16 +393,10 @@ class MixedCluster:
         nodes = [node.node for node in self.nodes if kinds.count(node.node.hardware) > 1]
         if not nodes:
             return ()
-        ledger = Ledger.all_ready(nodes)
-        left_over: list[ReplicaSize] = []
-        number = 0
-        for size, count in sorted(shared, key=lambda pair: -pair[0].slot.cores):
-            spec = ReplicaSpec("", size.belief.variant, size.slot)
-            for _ in range(count):
-                if ledger.place(ReplicaId(number), spec, size.belief) is None:
-                    left_over.append(size)
-                number += 1
-        return left_over
+        ordered = sorted(shared, key=lambda pair: -pair[0].slot.cores)
+        replicas = [size for size, count in ordered for _ in range(count)]
+        wanted = [(ReplicaSpec("", size.belief.variant, size.slot), size.belief) for size in replicas]
+        return [replicas[index] for index in Ledger.all_ready(nodes).without_room(wanted)]
 
     def plan(self, offers: Sequence[Offer], mix: Mix, rates: Sequence[float]) -> Plan:
         """The mix as a plan."""
