@@ -265,5 +265,8 @@ def test_an_editable_installation_that_is_older_than_its_project_is_told(foreign
         in told
     )
     assert f"-m pip install --no-deps --editable {project}" in told
+    (project / "pyproject.toml").write_text(shown_project().replace('"scale.headroom"', '"scale.later"'))
+    write_shown_system(tmp_path / "headroom.py")
+    assert "headroom.py was executed" in sloop(foreign, "systems", "./headroom.py", cwd=tmp_path)
     shutil.rmtree(project)
     assert "headroom" in sloop(foreign, "systems", "headroom", cwd=tmp_path)

@@ -67,9 +67,9 @@ class Registry(Mapping[str, T]):
             names |= dict.fromkeys(entries)
         yield from names
 
-    def _points(self) -> "Mapping[str, tuple[EntryPoint, ...]]":
-        """The entry points by name, without the prefix."""
-        found = points(self._group)
+    def _points(self, *, complete: bool = True) -> "Mapping[str, tuple[EntryPoint, ...]]":
+        """The entry points by name, without the prefix; not `complete`: those that there are."""
+        found = points(self._group) if complete else installed_points(self._group)
         return {name.removeprefix(self._prefix): found[name] for name in found if name.startswith(self._prefix)}
 
     def _added(self, name: str) -> "tuple[EntryPoint, ...] | Mapping[str, T] | None":
@@ -102,24 +102,27 @@ class Registry(Mapping[str, T]):
         """The name of a class that is an entry, or None. No distribution's module is imported to find out."""
         there = f"{kind.__module__}:{kind.__qualname__}"
         own = next((name for name, entry in self.own.items() if entry is kind), None)
-        return own or next((name for name, found in self._points().items() if found[0].value == there), None)
+        added = self._points(complete=False)
+        return own or next((name for name, found in added.items() if found[0].value == there), None)
+
+
+@cache
+def installed_points(group: str) -> "Mapping[str, tuple[EntryPoint, ...]]":
+    """The entry points of a group by name; several if several distributions have one of a name."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  # 40 ms, for names that are not sloop's own
+
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=group):
+        found[point.name] = (*found.get(point.name, ()), point)
+    return found
 
 
 @cache
 def points(group: str) -> "Mapping[str, tuple[EntryPoint, ...]]":
-    """The entry points of a group by name; several if several distributions have one of a name.
-
-    InputError if an editable installation is older than its pyproject.toml, so that it lacks some.
-    """
-    from importlib.metadata import entry_points  # noqa: PLC0415  # 40 ms, for names that are not sloop's own
-
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    distributions = {DISTRIBUTION}
-    for point in entry_points(group=group):
-        found[point.name] = (*found.get(point.name, ()), point)
-        if point.dist is not None:
-            distributions.add(point.dist.name)
-    for name in sorted(distributions):
+    """The same. InputError if an editable installation is older than its pyproject.toml, so that it lacks some."""
+    found = installed_points(group)
+    distributions = {point.dist.name for same_name in found.values() for point in same_name if point.dist is not None}
+    for name in sorted(distributions | {DISTRIBUTION}):
         _refuse_stale(name, group)
     return found
 

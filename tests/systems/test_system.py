@@ -100,6 +100,7 @@ def test_a_system_in_a_file_takes_parameters_as_any_other(tmp_path: Path) -> Non
             OWN.replace('"mine"', '"mine", kind="bseline"'),
             r"ValueError: the kind of 'mine' is 'bseline', not 'system' or 'baseline'",
         ),
+        (OWN.replace('"mine"', '"mine", runs="sim"'), r"the runs of 'mine' are 'sim', not a tuple of 'live' and 'sim'"),
         ("SYSTEM = 1/0", r"own\.py:1: it cannot be imported: ZeroDivisionError"),
     ],
 )

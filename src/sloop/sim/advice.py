@@ -95,7 +95,7 @@ class Question:
         joined = self.fleets.joined
         if joined is None:
             return {name: Clients(trace, self.link) for name, trace in self.traces.items()}
-        names = [each.name for each in self.fleets.deployment.applications]
+        names = [application.name for application in self.fleets.deployment.applications]
         streams = [[(at_ns, path) for at_ns in self.traces[name].times_ns()] for path, name in enumerate(names)]
         requests = list(merge(*streams))
         times_ns, paths = [at_ns for at_ns, _ in requests], tuple(path for _, path in requests)
@@ -145,7 +145,7 @@ def first_rps(trace: Trace) -> float:
 
 def peak_rps(traces: Iterable[Trace]) -> float:
     """The highest mean rate of `PEAK_S` seconds, of all traces together."""
-    seconds = [sum(each) for each in zip_longest(*(trace.counts_per_s() for trace in traces), fillvalue=0)]
+    seconds = [sum(counts) for counts in zip_longest(*(trace.counts_per_s() for trace in traces), fillvalue=0)]
     length = max(1, min(PEAK_S, len(seconds)))
     sums = list(accumulate(seconds, initial=0))
     return max((end - begin for begin, end in zip(sums, sums[length:], strict=False)), default=0) / length
@@ -199,9 +199,9 @@ class AdviceSearch:
         self._progress = progress
         self._known: set[FleetChoice] = set()
         self._waiting: list[tuple[float, int, tuple[int, ...], FleetChoice]] = []
-        self.found: dict[FleetChoice, AdvisedChoice] = {}
+        self.choices: dict[FleetChoice, AdvisedChoice] = {}
         self.plans: dict[FleetChoice, FleetPlan] = {}
-        """Of the choices that were found."""
+        """Of the choices that were simulated."""
         self.totals = SearchTotals()
 
     def run(self) -> None:
@@ -210,14 +210,14 @@ class AdviceSearch:
             self._begin(system)
         while self._waiting:
             candidate = heappop(self._waiting)[-1]
-            is_first = not self.found
-            if not is_first and (len(self.found) >= CHOICES_MAX or self._is_over()):
+            is_first = not self.choices
+            if not is_first and (len(self.choices) >= CHOICES_MAX or self._is_over()):
                 self.totals.unfinished += 1 + len(self._waiting)
                 return
-            self._progress(len(self.found), len(self.found) + len(self._waiting) + 1, self._fleets.name(candidate))
+            self._progress(len(self.choices), len(self.choices) + len(self._waiting) + 1, self._fleets.name(candidate))
             self._try(candidate)
-        if not self.found:
-            why = "; ".join(f"{each.name}: {each.why}" for each in self.totals.left_out)
+        if not self.choices:
+            why = "; ".join(f"{system.name}: {system.why}" for system in self.totals.left_out)
             raise InputError(f"no system can serve these applications: {why}", help="name others with --system")
 
     # Where the search begins
@@ -280,7 +280,7 @@ class AdviceSearch:
         if choice is None:
             self.totals.pruned += 1
         else:
-            self.found[candidate] = choice
+            self.choices[candidate] = choice
         if fleet.as_needed:
             return
         used = [kind for kind, count in enumerate(fleet.counts) if count]
@@ -311,8 +311,8 @@ class AdviceSearch:
     def _points(self, system: int | None = None) -> list[PricedWorth]:
         """Price and worth of all choices so far, or of those under one system."""
         return [
-            (each.usd_per_h, each.attainment_least)
-            for candidate, each in self.found.items()
+            (choice.usd_per_h, choice.attainment_least)
+            for candidate, choice in self.choices.items()
             if system in (None, candidate.system)
         ]
 
@@ -346,15 +346,15 @@ def _choice(
 ) -> AdvisedChoice:
     """One simulated choice. A run lasts until its last request has ended."""
     fleets, fleet = question.fleets, candidate.fleet
-    paid = {each.hardware: each.usd / hours for each in row.nodes}
+    paid = {kind.hardware: kind.usd / hours for kind in row.nodes}
     kinds = fleets.fleet_kinds(fleet)
     if fleet.as_needed:
-        kinds = tuple(structs.replace(each, usd_per_h=paid.get(each.hardware, 0.0)) for each in kinds)
+        kinds = tuple(structs.replace(kind, usd_per_h=paid.get(kind.hardware, 0.0)) for kind in kinds)
     rows = tuple(_service(question, name, counts) for name in question.traces)
-    requests, served = sum(each.requests for each in rows), sum(each.served for each in rows)
-    usd_per_h = math.fsum(each.usd_per_h for each in kinds)
+    requests, served = sum(service.requests for service in rows), sum(service.served for service in rows)
+    usd_per_h = math.fsum(kind.usd_per_h for kind in kinds)
     served_per_h = served / (question.duration_ns / NS_PER_S / 3600)
-    energies = [each.energy_wh for each in row.nodes]
+    energies = [kind.energy_wh for kind in row.nodes]
     return AdvisedChoice(
         name=fleets.name(candidate),
         system=fleets.systems[candidate.system].label,
@@ -363,7 +363,7 @@ def _choice(
         usd_per_h=usd_per_h,
         usd_per_million=1e6 * usd_per_h / served_per_h if served else None,
         attainment=served / requests if requests else 1.0,
-        attainment_least=min((each.attainment for each in rows), default=1.0),
+        attainment_least=min((service.attainment for service in rows), default=1.0),
         applications=rows,
         watts=None if None in energies or not energies else math.fsum(filter(None, energies)) / hours,
         on_frontier=False,
@@ -391,11 +391,11 @@ def advise(
     """
     search = AdviceSearch(question, is_over, progress)
     search.run()
-    candidates = sorted(search.found, key=lambda each: _order(search.found[each]))
-    found = [search.found[each] for each in candidates]
-    points = [(each.usd_per_h, each.attainment_least) for each in found]
+    candidates = sorted(search.choices, key=lambda candidate: _order(search.choices[candidate]))
+    simulated = [search.choices[candidate] for candidate in candidates]
+    points = [(choice.usd_per_h, choice.attainment_least) for choice in simulated]
     on = frontier(points)
-    choices = [structs.replace(each, on_frontier=at in on) for at, each in enumerate(found)]
+    choices = [structs.replace(choice, on_frontier=place in on) for place, choice in enumerate(simulated)]
     at, most = cheapest(points, question.wanted), on[-1]
     best = most if at is None else at
     plan = explained(_predicted(question, candidates[best], search.plans))
@@ -408,12 +408,12 @@ def advise(
         frontier=tuple(choices[place] for place in on),
         steps=tuple(_steps([choices[place] for place in reversed(on) if place <= best])),
         choices=tuple(choices),
-        needs=tuple(sorted(totals.needs, key=lambda each: (not each.feasible, each.usd_per_h))),
+        needs=tuple(sorted(totals.needs, key=lambda need: (not need.feasible, need.usd_per_h))),
         placements=plan.placements,
         plan=plan,
         kinds=tuple(FleetKind(node.hardware, 1, node.usd_per_h) for node in fleets.kinds),
         left_out=(*question.left_out, *totals.left_out),
-        requests=sum(each.requests for each in choices[best].applications),
+        requests=sum(service.requests for service in choices[best].applications),
         rate_rps=rate_rps,
         rate_max_rps=question.peak * rate_rps,
         duration_s=question.duration_ns / NS_PER_S,
@@ -439,26 +439,26 @@ def _predicted(question: Question, candidate: FleetChoice, plans: Mapping[FleetC
 
 def _steps(down: Sequence[AdvisedChoice]) -> list[StepDown]:
     """The steps from each choice to the next, which is cheaper."""
-    found = []
-    for dearer, each in pairwise(down):
-        worst = min(each.applications, key=lambda own: own.attainment)
-        found.append(
+    steps = []
+    for dearer, choice in pairwise(down):
+        worst = min(choice.applications, key=lambda service: service.attainment)
+        steps.append(
             StepDown(
-                each.name,
+                choice.name,
                 dearer.name,
-                dearer.usd_per_h - each.usd_per_h,
-                1e6 * (dearer.attainment - each.attainment),
-                each.attainment_least,
+                dearer.usd_per_h - choice.usd_per_h,
+                1e6 * (dearer.attainment - choice.attainment),
+                choice.attainment_least,
                 worst.application,
             )
         )
-    return found
+    return steps
 
 
 def _notes(question: Question) -> list[str]:
     fleets = question.fleets
     if fleets.joined is not None:
-        names = listed([each.name for each in fleets.deployment.applications])
+        names = listed([application.name for application in fleets.deployment.applications])
         return [f"{names} are planned together, as one application of one path each, so that they may share devices"]
     if len(fleets.deployment.applications) > 1:
         what = "requests of an application may take different paths, so the applications are planned side by side"

@@ -33,6 +33,7 @@ from sloop.user_code import module_in
 
 SystemKind = Literal["system", "baseline"]
 KINDS: Final = get_args(SystemKind)
+PLACES: Final = ("live", "sim")
 SIMULATED: Final = ("sim",)
 """Where a system runs that knows the requests which will come: in no server."""
 VERBS: Final = tuple(field.name for field in fields(Policies))
@@ -51,12 +52,16 @@ class System:
     policies: Policies
     mixed: str = ""
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
-    runs: tuple[str, ...] = ("live", "sim")
+    runs: tuple[str, ...] = PLACES
     """Where: `live` in a server, `sim` in the simulator."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"the kind of {self.name!r} is {self.kind!r}, not {listed([*map(repr, KINDS)], 'or')}")
+        if not self.runs or not set(self.runs) <= set(PLACES):
+            raise ValueError(
+                f"the runs of {self.name!r} are {self.runs!r}, not a tuple of {listed([*map(repr, PLACES)])}"
+            )
         for verb in VERBS:
             with placed(Value({}, f"{verb} policy of system {self.name}")):
                 check_ranges(getattr(self.policies, verb))

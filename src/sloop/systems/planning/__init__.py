@@ -43,7 +43,7 @@ def rates_for(setup: Setup, rates_rps: float | Mapping[str, float]) -> dict[str,
 
     InputError for an unknown name, or for an application without a rate.
     """
-    names = [each.application.key for each in setup.applications]
+    names = [application.application.key for application in setup.applications]
     if not isinstance(rates_rps, Mapping):
         return dict.fromkeys(names, rates_rps)
     for name in rates_rps:
@@ -276,8 +276,8 @@ def _predicted_range_ms(application: ApplicationPrediction) -> tuple[float | Non
 
 def planned_arrivals(setup: ApplicationSetup) -> Arrivals | None:
     """The arrivals that the scaling policy plans for: its attribute `arrivals`, which a policy need not have."""
-    found: Arrivals | None = getattr(setup.system.policies.scale, "arrivals", None)
-    return found
+    arrivals: Arrivals | None = getattr(setup.system.policies.scale, "arrivals", None)
+    return arrivals
 
 
 IN_WORDS: Final[Mapping[Arrivals, str]] = {
@@ -345,23 +345,23 @@ def _resting(application: ApplicationPrediction) -> str:
 
 def _assumed_profiles(application: ApplicationPrediction) -> list[str]:
     """The plan's variants whose profile nobody measured."""
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for spec in (group.spec for target in application.plan.stages for group in target.groups):
         profile = application.setup.beliefs[spec.stage, spec.variant, spec.slot.hardware].profile
         if profile.origin == "assumed":
             source = profile.source or "no source is given"
-            found[f"{spec.stage}/{spec.variant}: its profile is assumed, not measured ({source})"] = None
-    return list(found)
+            notes[f"{spec.stage}/{spec.variant}: its profile is assumed, not measured ({source})"] = None
+    return list(notes)
 
 
 def _extrapolated(application: ApplicationPrediction) -> list[str]:
     """Stages whose prediction goes beyond what their profile was measured for."""
     return [
-        f"{stage.name}/{group.spec.variant}: its profile was not measured for batches of {found.batch} on "
+        f"{stage.name}/{group.spec.variant}: its profile was not measured for batches of {timing.batch} on "
         f"{counted(group.spec.cores, 'core')}; the prediction extrapolates"
         for stage in application.timing.stages.values()
-        for group, found in stage.slowest.timings.items()
-        if stage.belief(group).is_extrapolated(found.batch, group.spec.slot)
+        for group, timing in stage.slowest.timings.items()
+        if stage.belief(group).is_extrapolated(timing.batch, group.spec.slot)
     ]
 
 
@@ -370,13 +370,13 @@ def _extrapolated(application: ApplicationPrediction) -> list[str]:
 
 def _by_kind(nodes: Sequence[Node]) -> list[KindReport]:
     """The nodes by kind of hardware, in the order of declaration."""
-    found = []
+    kinds = []
     for kind in dict.fromkeys(node.hardware for node in nodes):
-        own = [node for node in nodes if node.hardware == kind]
-        rented = sum(node.on_demand for node in own)
-        usd_per_h = sum(node.usd_per_h for node in own)
-        found.append(KindReport(kind, len(own), len(own) - rented, rented, usd_per_h))
-    return found
+        of_kind = [node for node in nodes if node.hardware == kind]
+        rented = sum(node.on_demand for node in of_kind)
+        usd_per_h = sum(node.usd_per_h for node in of_kind)
+        kinds.append(KindReport(kind, len(of_kind), len(of_kind) - rented, rented, usd_per_h))
+    return kinds
 
 
 def _mixed_notes(prediction: ClusterPrediction) -> list[str]:

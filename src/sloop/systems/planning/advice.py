@@ -160,25 +160,25 @@ class AdviceReport(Struct, frozen=True, kw_only=True):
 
 
 def offered_kinds(
-    deployment: Deployment, named: Sequence[str], own: Mapping[str, HardwareKind], prices: Mapping[str, float]
+    deployment: Deployment, named: Sequence[str], user_kinds: Mapping[str, HardwareKind], prices: Mapping[str, float]
 ) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
     """One node of each kind of hardware that is on offer, and the kinds that are not.
 
     On offer are the `named` kinds, or else those of the cluster, those that profiles name, those with an accelerator
-    that a profile is for, and the user's `own`. `prices` replace those of kinds, in US dollars per hour. InputError for
+    that a profile is for, and the `user_kinds`. `prices` replace those of kinds, in US dollars per hour. InputError for
     an unknown kind, a price of a kind that is not on offer, a stage that can run on none, a named kind without a price,
     or if no kind has one.
     """
     declared = {node.hardware: node for node in reversed(deployment.cluster)}
-    table = {**KINDS, **own}
+    table = {**KINDS, **user_kinds}
     for option, kinds in (("--hardware", named), ("--price", prices)):
         for kind in kinds:
             if kind not in declared and kind not in table:
                 help = nearest(kind, (*declared, *table)) or "declare it in a file of kinds"
                 raise InputError(f"no kind of hardware is called {kind!r}", where=option, help=help)
-    found: list[Node] = []
+    offered: list[Node] = []
     left_out: list[LeftOut] = []
-    considered = list(dict.fromkeys(named)) or _kinds_of(deployment, own)
+    considered = list(dict.fromkeys(named)) or _kinds_of(deployment, user_kinds)
     for kind in prices:
         if kind not in considered:
             what = f"{kind!r} has a price and is not among the kinds to choose from"
@@ -187,19 +187,19 @@ def offered_kinds(
     for kind in considered:
         node = declared[kind] if kind in declared else table[kind].node(kind)
         node = structs.replace(node, usd_per_h=prices.get(kind, node.usd_per_h), on_demand=False)
-        if not any(_profiles(each, node) for each in _stages(deployment)):
+        if not any(_profiles(stage, node) for stage in _stages(deployment)):
             left_out.append(LeftOut(kind, "no model has a profile for it"))
         elif not node.usd_per_h and named:
             _no_price([kind])
         elif not node.usd_per_h:
             left_out.append(LeftOut(kind, f"it has no price; --price {kind}=USD_PER_H sets one"))
         else:
-            found.append(node)
-    without = [each.name for each in left_out if each.why.startswith("it has no price")]
-    if not found and without:
+            offered.append(node)
+    without = [kind.name for kind in left_out if kind.why.startswith("it has no price")]
+    if not offered and without:
         _no_price(without)
-    _check_profiles(deployment, found, considered)
-    return tuple(found), tuple(left_out)
+    _check_profiles(deployment, offered, considered)
+    return tuple(offered), tuple(left_out)
 
 
 def _no_price(kinds: Sequence[str]) -> None:
@@ -208,17 +208,17 @@ def _no_price(kinds: Sequence[str]) -> None:
     raise InputError(what, help=help)
 
 
-def _kinds_of(deployment: Deployment, own: Mapping[str, HardwareKind]) -> list[str]:
+def _kinds_of(deployment: Deployment, user_kinds: Mapping[str, HardwareKind]) -> list[str]:
     """The kinds of the cluster, those that profiles name, and those that have an accelerator that a profile is for."""
     kinds = dict.fromkeys(node.hardware for node in deployment.cluster)
     for stage in _stages(deployment):
         for variant in stage.variants:
-            kinds |= dict.fromkeys(kind for kind in variant.profiles if kind in KINDS or kind in own)
+            kinds |= dict.fromkeys(kind for kind in variant.profiles if kind in KINDS or kind in user_kinds)
             wanted = variant.profile.accelerator if variant.profile is not None else ""
             if wanted:
-                having = (kind for kind in KINDS.values() if wanted in (each.kind for each in kind.devices))
+                having = (kind for kind in KINDS.values() if wanted in (device.kind for device in kind.devices))
                 kinds |= dict.fromkeys(kind.name for kind in having)
-    return list(kinds | dict.fromkeys(own))
+    return list(kinds | dict.fromkeys(user_kinds))
 
 
 def _stages(deployment: Deployment) -> Iterable[Stage]:
@@ -234,7 +234,7 @@ def _profiles(stage: Stage, node: Node) -> list[float]:
 def single_ms(variant: Variant, node: Node) -> float | None:
     """How long one request takes on a node of this kind, with all cores that help; None if it cannot run there."""
     profile = variant.on(node.hardware)
-    if profile is None or profile.accelerator not in ("", *(each.kind for each in node.devices)):
+    if profile is None or profile.accelerator not in ("", *(device.kind for device in node.devices)):
         return None
     return profile.latency_ms.latency_ms(1, min(profile.max_cores, node.cores))
 
@@ -245,10 +245,10 @@ def _check_profiles(deployment: Deployment, kinds: Sequence[Node], considered: S
         for stage in application.stages:
             if any(_profiles(stage, node) for node in kinds):
                 continue
-            name, has = declared_name(stage.name), [kind for each in stage.variants for kind in each.profiles]
+            name, has = declared_name(stage.name), [kind for variant in stage.variants for kind in variant.profiles]
             what = f"{application.name}: {name} has no profile for any kind on offer ({listed(considered)})"
             help = f"it has profiles for {listed(has)}: offer these with --hardware" if has else ""
-            model = next((each.model for each in stage.variants if each.model), None) or "MODEL"
+            model = next((variant.model for variant in stage.variants if variant.model), None) or "MODEL"
             raise InputError(what, help=help or f"measure it on such a node with `sloop profile {model}`")
 
 
@@ -290,24 +290,24 @@ def together(deployment: Deployment) -> Deployment | None:
     different paths. A stage keeps its application's name: `bert`, or `bert.tokens` if there are several;
     a name that another application has gets a dot."""
     applications = deployment.applications
-    if len(applications) < 2 or not all(_is_chain(each) for each in applications):
+    if len(applications) < 2 or not all(map(_is_chain, applications)):
         return None
     stages: list[Stage] = []
     paths: list[Path] = []
-    taken = {each.name for each in applications if len(each.stages) == 1}
-    for each in applications:
-        names = {stage.name: each.name for stage in each.stages}
-        for stage in each.stages if len(each.stages) > 1 else ():
-            name = f"{each.name}.{declared_name(stage.name)}"
+    taken = {application.name for application in applications if len(application.stages) == 1}
+    for application in applications:
+        names = {stage.name: application.name for stage in application.stages}
+        for stage in application.stages if len(application.stages) > 1 else ():
+            name = f"{application.name}.{declared_name(stage.name)}"
             while name in taken:
                 name += "."
             taken.add(name)
             names[stage.name] = name
         stages += [
             replace(stage, name=names[stage.name], after=tuple(names[name] for name in stage.after))
-            for stage in each.stages
+            for stage in application.stages
         ]
-        (path,) = each.paths
+        (path,) = application.paths
         paths.append(Path(tuple(names[name] for name in path.stages), path.slo_ns, 1.0 / len(applications)))
     first = applications[0]
     whole = replace(
@@ -390,7 +390,7 @@ class FleetQuestion:
         whole = together(self.deployment)
         if whole is None:
             return None
-        rates = [self.rates_rps[each.name] for each in self.deployment.applications]
+        rates = [self.rates_rps[application.name] for application in self.deployment.applications]
         application = whole.application
         paths = tuple(
             structs.replace(path, share=rate / math.fsum(rates))
@@ -407,7 +407,8 @@ class FleetQuestion:
         """The rate of each planned application, times a factor."""
         if self.joined is not None:
             return {self.joined.application.key: times * math.fsum(self.rates_rps.values())}
-        return {each.key: times * self.rates_rps[each.name] for each in self.deployment.applications}
+        applications = self.deployment.applications
+        return {application.key: times * self.rates_rps[application.name] for application in applications}
 
     def price_usd_per_h(self, fleet: Fleet) -> float:
         """The price of all nodes of a fleet."""
@@ -434,8 +435,10 @@ class FleetQuestion:
         """What is planned for, under the system on the nodes of the fleet."""
         choice, nodes = self.systems[candidate.system], self._nodes(candidate.fleet)
         made = self.planned.under(choice)
-        applications = tuple(replace(each, cluster=nodes, system=self._started(each)) for each in made.applications)
-        return replace(made, applications=applications, cluster=nodes)
+        applications = [
+            replace(application, cluster=nodes, system=self._started(application)) for application in made.applications
+        ]
+        return replace(made, applications=tuple(applications), cluster=nodes)
 
     def _nodes(self, fleet: Fleet) -> tuple[Node, ...]:
         return tuple(
@@ -475,10 +478,10 @@ class FleetQuestion:
         more if they do not suffice."""
         for size in SIZES:
             counts = tuple(size if at in kinds else 0 for at in range(len(self.kinds)))
-            found = self.plan(FleetChoice(system, Fleet(counts, as_needed=True)), times)
-            if found.feasible or all(has < size for has in found.counts):
+            planned = self.plan(FleetChoice(system, Fleet(counts, as_needed=True)), times)
+            if planned.feasible or all(has < size for has in planned.counts):
                 break
-        return found
+        return planned
 
 
 def _parts(prediction: PlanPrediction) -> list[float]:
@@ -496,6 +499,6 @@ def usual_systems(deployment: Deployment, kinds: Sequence[Node]) -> tuple[System
     names = [SYSTEM]
     if any(profile is not None and profile.sharing is not None for profile in profiles):
         names.append(SYSTEM_SHARING)
-    declared = [each.system for each in deployment.applications if each.system.path][:1]
+    declared = [application.system for application in deployment.applications if application.system.path][:1]
     declared = [deployment.system] if deployment.system.path else declared
-    return (*declared, *(SystemChoice(name) for name in names if name not in [each.name for each in declared]))
+    return (*declared, *(SystemChoice(name) for name in names if name not in [choice.name for choice in declared]))

@@ -48,10 +48,10 @@ class Configuration:
 
 def largest_nodes(nodes: Iterable[Node]) -> dict[str, float]:
     """The cores of the largest node of each kind of hardware, in the order of declaration; {"": ∞} without nodes."""
-    found: dict[str, float] = {}
+    most: dict[str, float] = {}
     for node in nodes:
-        found[node.hardware] = max(node.cores, found.get(node.hardware, 0.0))
-    return found or {"": math.inf}
+        most[node.hardware] = max(node.cores, most.get(node.hardware, 0.0))
+    return most or {"": math.inf}
 
 
 def fastest(stage: StagePrediction, cores_max: Mapping[str, float]) -> Configuration:
@@ -67,15 +67,15 @@ def fastest(stage: StagePrediction, cores_max: Mapping[str, float]) -> Configura
 def cheapest(stage: StagePrediction, cores_max: Mapping[str, float]) -> dict[str, Configuration]:
     """For each kind of hardware, the configuration that spends the fewest core-seconds per request, whatever its
     latency."""
-    found: dict[str, Configuration] = {}
+    best: dict[str, Configuration] = {}
     for (variant, hardware), belief in stage.beliefs.items():
         most = cores_max[hardware]
         for slot in map(belief.slot, (*CORE_FRACTIONS, *_core_counts(belief, most))):
             for batch in range(1, belief.batch_max + 1) if slot.cores <= most else ():
                 value = slot.cores * belief.latency_ms(batch, slot) / batch / 1e3
-                if hardware not in found or value < found[hardware].value:
-                    found[hardware] = Configuration(variant, slot, batch, value)
-    return found
+                if hardware not in best or value < best[hardware].value:
+                    best[hardware] = Configuration(variant, slot, batch, value)
+    return best
 
 
 def _core_counts(belief: Belief, cores_max: float) -> list[float]:
@@ -88,20 +88,19 @@ def shortfalls_of(setup: ApplicationSetup, prediction: PlanPrediction, room: Roo
     """Everything that an application's plan lacks; empty if it keeps up, every path is in time and every replica has
     room."""
     application, nodes = setup.application.name, setup.application.cluster
-    found = [*_too_slow(setup, prediction)]
-    keeps_up = not found
-    found += _too_late(setup, prediction, keeps_up=keeps_up)
-    if found or room.shortfalls:
-        found += beyond_cluster([prediction], nodes)
-    if any(each.kind in ("cores", "memory", "device") for each in (*found, *room.shortfalls)):
-        found += unused_kinds(prediction, nodes)
-    found, named = [*found, *room.shortfalls], set[str]()
-    for index, each in enumerate(found):
-        limit = local_limit(nodes, each.kind)
+    shortfalls = [*_too_slow(setup, prediction)]
+    shortfalls += _too_late(setup, prediction, keeps_up=not shortfalls)
+    if shortfalls or room.shortfalls:
+        shortfalls += beyond_cluster([prediction], nodes)
+    if any(shortfall.kind in ("cores", "memory", "device") for shortfall in (*shortfalls, *room.shortfalls)):
+        shortfalls += unused_kinds(prediction, nodes)
+    shortfalls, named = [*shortfalls, *room.shortfalls], set[str]()
+    for index, shortfall in enumerate(shortfalls):
+        limit = local_limit(nodes, shortfall.kind)
         if limit and limit not in named:
             named.add(limit)
-            found[index] = structs.replace(each, why=f"{each.why}; this machine is limited to {limit}")
-    return [structs.replace(each, application=application) for each in found]
+            shortfalls[index] = structs.replace(shortfall, why=f"{shortfall.why}; this machine is limited to {limit}")
+    return [structs.replace(shortfall, application=application) for shortfall in shortfalls]
 
 
 def _too_slow(setup: ApplicationSetup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
@@ -130,14 +129,12 @@ def _too_late(setup: ApplicationSetup, prediction: PlanPrediction, *, keeps_up: 
     nodes = setup.application.cluster
     cores_max = largest_nodes(nodes)
     best = {name: fastest(stage, cores_max) for name, stage in prediction.stages.items()}
-    impossible = []
-    for path in prediction.paths:
-        least_ms = math.fsum(best[name].value for name in path.path.stages)
-        if least_ms > path.slo_ms + ROUNDING:
-            impossible.append((least_ms, path))
-    impossible.sort(key=lambda each: each[1].slo_ms - each[0])
-    for least_ms, path in impossible[:NAMED_MAX]:
-        yield _impossible(path, least_ms, best, nodes)
+    least_ms = [math.fsum(best[name].value for name in path.path.stages) for path in prediction.paths]
+    pairs = zip(least_ms, prediction.paths, strict=True)
+    impossible = [(least, path) for least, path in pairs if least > path.slo_ms + ROUNDING]
+    impossible.sort(key=lambda pair: pair[1].slo_ms - pair[0])
+    for least, path in impossible[:NAMED_MAX]:
+        yield _impossible(path, least, best, nodes)
     if len(impossible) > NAMED_MAX:
         yield PlanShortfall("deadline", f"{len(impossible) - NAMED_MAX} more paths have impossible deadlines")
     if impossible or not keeps_up:
@@ -154,7 +151,7 @@ def _impossible(
 ) -> PlanShortfall:
     """A path whose deadline cannot be met however its stages are run."""
     stages = path.path.stages
-    name = max(stages, key=lambda each: best[each].value)
+    name = max(stages, key=lambda stage: best[stage].value)
     fast = best[name]
     on = f"variant {fast.variant} on {fast.text(nodes)}"
     why = f"{arrows(stages)} takes at least {number(least_ms)} ms even without load, and the deadline is "
@@ -193,11 +190,11 @@ def beyond_cluster(predictions: Sequence[PlanPrediction], nodes: Sequence[Node])
     cores_max = largest_nodes(nodes)
     has = {kind: sum(node.cores for node in nodes if node.hardware == kind) for kind in cores_max}
     best = [(stage, cheapest(stage, cores_max)) for stage in stages]
-    needs = {kind: math.fsum(_cores(stage, found, kind) for stage, found in best) for kind in cores_max}
+    needs = {kind: math.fsum(_cores(stage, by_kind, kind) for stage, by_kind in best) for kind in cores_max}
     needs = {kind: cores for kind, cores in needs.items() if cores}
     if not nodes or not needs:
         return
-    takes = math.fsum(min(_cores(stage, found, kind) / needs[kind] for kind in found) for stage, found in best)
+    takes = math.fsum(min(_cores(stage, by_kind, kind) / needs[kind] for kind in by_kind) for stage, by_kind in best)
     worth = math.fsum(has[kind] / cores for kind, cores in needs.items())
     if at_least(worth, takes):
         return
@@ -207,26 +204,27 @@ def beyond_cluster(predictions: Sequence[PlanPrediction], nodes: Sequence[Node])
         what = f"the rates of all {len(predictions)} applications together need"
     (kind, cores), *others = needs.items()
     if not others:
-        stage, found = max(best, key=lambda each: _cores(each[0], each[1], kind))
-        own = found[kind]
+        stage, by_kind = max(best, key=lambda pair: _cores(pair[0], pair[1], kind))
+        configuration = by_kind[kind]
         why = (
             f"{what} {number(cores)} cores even on the cheapest configurations, and the cluster has "
             f"{number(has[kind])}: {number(cores - has[kind])} too few; {stage.name} alone needs "
-            f"{number(_cores(stage, found, kind))} ({own.variant}, batches of {own.batch} on {own.text(nodes)})"
+            f"{number(_cores(stage, by_kind, kind))} ({configuration.variant}, batches of {configuration.batch} on "
+            f"{configuration.text(nodes)})"
         )
         yield PlanShortfall("cores", why, stage.name, needs=cores, has=has[kind], unit="cores")
         return
-    each = listed([f"{number(cores)} of {kind}" for kind, cores in needs.items()], "or")
+    needed = listed([f"{number(cores)} of {kind}" for kind, cores in needs.items()], "or")
     there = listed([f"{number(has[kind])} of {kind}" for kind in needs])
     part = f"{100 * worth / takes:.3g} %"
-    why = f"{what} {each} cores even on the cheapest configurations, and the cluster has {there}: enough for {part}"
+    why = f"{what} {needed} cores even on the cheapest configurations, and the cluster has {there}: enough for {part}"
     rate_rps = math.fsum(prediction.rate_rps for prediction in predictions)
     yield PlanShortfall("cores", why, needs=rate_rps, has=rate_rps * worth / takes, unit="requests/s")
 
 
-def _cores(stage: StagePrediction, found: Mapping[str, Configuration], kind: str) -> float:
+def _cores(stage: StagePrediction, by_kind: Mapping[str, Configuration], kind: str) -> float:
     """The cores that the rate of a stage takes on a kind of hardware; 0 if it cannot run there."""
-    return found[kind].value * stage.rate_rps if kind in found else 0.0
+    return by_kind[kind].value * stage.rate_rps if kind in by_kind else 0.0
 
 
 def unused_kinds(prediction: PlanPrediction, nodes: Sequence[Node]) -> Iterator[PlanShortfall]:

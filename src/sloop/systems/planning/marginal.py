@@ -9,7 +9,6 @@ of one more request per second is the difference between two plans of the same p
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -17,15 +16,8 @@ from msgspec import Struct, structs
 from sloop.core.planner import cores_by_hardware
 from sloop.core.views import Belief
 from sloop.systems.planning.placement import Placement, PlanShortfall
-from sloop.systems.planning.timing import (
-    PlanPrediction,
-    StageLoad,
-    StagePrediction,
-    smallest_batch,
-    throughput_rps,
-)
+from sloop.systems.planning.timing import PlanPrediction, StagePrediction
 from sloop.text import arrows, counted, number
-from sloop.units import round_up
 from sloop.vocabulary import Group, Plan, Slot, StagePlan
 
 NOTHING = "nothing"
@@ -67,39 +59,48 @@ def binding_constraints(
     request per second needs more at this stage than it has."""
     if not stage.groups:
         return ()
-    less = _Less(stage)
-    found = list(_with_less(prediction, less)) if stage.rate_rps else []
-    kinds = {constraint.kind for constraint in found}
-    found += [constraint for constraint in _with_more(prediction, less) if constraint.kind not in kinds]
-    if needs_more and (full := placement.full(less.group.spec, less.belief)):
-        found.append(BindingConstraint(*full))
-    return tuple(found) or (less.unbound(),)
+    less = _Less(prediction, stage)
+    constraints = list(_with_less(prediction, less)) if stage.rate_rps else []
+    kinds = {constraint.kind for constraint in constraints}
+    constraints += [constraint for constraint in _with_more(prediction, less) if constraint.kind not in kinds]
+    if needs_more and (full := placement.full(less.group.spec, stage.belief(less.group))):
+        constraints.append(BindingConstraint(*full))
+    return tuple(constraints) or (less.unbound(),)
 
 
 class _Less:
     """A stage with one replica fewer in its largest group or, with a single replica, one core fewer."""
 
-    def __init__(self, stage: StagePrediction) -> None:
-        self.stage = stage
-        self.group = group = max(stage.groups, key=lambda group: group.count)
-        self.belief = stage.belief(group)
-        self.limit = stage.batch_max(group)
-        self.cores = group.spec.cores - (stage.replicas == 1)
-        replicas, like = max(1, stage.replicas - 1), stage.like_replicas[group]
-        self.left = like - 1 if stage.replicas > 1 else 1.0
-        """How many replicas of the group are left, if those of other groups count as what they serve."""
-        self.rest = self.left / like
-        """The part of the capacity that is left in all groups."""
-        self.text = counted(replicas, "replica")
+    def __init__(self, prediction: PlanPrediction, stage: StagePrediction) -> None:
+        self.stage, self._rate_rps = stage, prediction.rate_rps
+        self.group = max(stage.groups, key=lambda group: group.count)
+        self.limit = stage.batch_max(self.group)
+        self.cores = self.group.spec.cores - (stage.replicas == 1)
+        self.text = counted(max(1, stage.replicas - 1), "replica")
         if stage.replicas == 1:
             self.text += f" of {counted(self.cores, 'core')}"
-        elif len({each.spec.slot.hardware for each in stage.groups}) > 1:
-            self.text = f"one replica of {group.spec.slot.hardware} fewer"
+        elif len({group.spec.slot.hardware for group in stage.groups}) > 1:
+            self.text = f"one replica of {self.group.spec.slot.hardware} fewer"
 
-    @property
-    def slot(self) -> Slot:
-        """The slot of the group's replicas; `cores` must be positive."""
-        return structs.replace(self.group.spec.slot, cores=self.cores)
+    def smaller(self, limit: int) -> Group:
+        """The group with less, and with batches of at most `limit`; `cores` must be positive."""
+        group = structs.replace(self.group, batch_max=limit)
+        if self.stage.replicas == 1:
+            return structs.replace(group, spec=group.spec.with_cores(self.cores))
+        rate_rps = group.rate_rps * (group.count - 1) / group.count
+        return structs.replace(group, count=group.count - 1, rate_rps=rate_rps)
+
+    def left(self, limit: int) -> StagePrediction:
+        """The stage with less, and with batches of at most `limit` in this group."""
+        assert self.stage.target is not None
+        smaller = self.smaller(limit)
+        groups = tuple(smaller if group is self.group else group for group in self.stage.target.groups)
+        return self.stage.changed(structs.replace(self.stage.target, groups=groups), self._rate_rps)
+
+    def needed(self, limit: int) -> int | None:
+        """The smallest batch of at most `limit` with which this group keeps up with less; None where none does."""
+        left, smaller = self.left(limit), self.smaller(limit)
+        return left.batch(smaller) if smaller.count and left.keeps_up else None
 
     def unbound(self) -> BindingConstraint:
         """Why no constraint binds the stage."""
@@ -108,56 +109,29 @@ class _Less:
         cores = counted(self.cores + 1, "core")
         return BindingConstraint("minimum", f"a plan has at least 1 replica, and this one has {cores}")
 
-    def total_ms(self, limit: int) -> float:
-        """The longest time at the stage, with batches of at most `limit` in the largest group."""
-        visit = self.stage.slowest
-        own = visit.timing(self.belief, self.slot, limit, self.left, visit.loads[self.group])
-        return max([own.total_ms, *_others_ms(self.stage, self.group, self.rest)])
-
-
-def _others_ms(stage: StagePrediction, group: Group, rest: float, rate_rps: float | None = None) -> list[float]:
-    """The time of a visit on each group but `group`, if only the part `rest` of all capacity is left, at a rate."""
-    visit = stage.slowest
-    return [
-        visit.timing(
-            stage.belief(other),
-            other.spec.slot,
-            stage.batch_max(other),
-            stage.like_replicas[other] * rest,
-            visit.loads[other] if rate_rps is None else _at(visit.loads[other], rate_rps),
-        ).total_ms
-        for other in stage.groups
-        if other is not group
-    ]
-
-
-def _at(load: StageLoad, rate_rps: float) -> StageLoad:
-    """The load at another rate."""
-    together = max(load.together, round_up(rate_rps)) if load.burst else load.together
-    return replace(load, rate_rps=rate_rps, together=together)
-
 
 def _with_less(prediction: PlanPrediction, less: _Less) -> Iterator[BindingConstraint]:
     """Why the stage cannot do with one replica fewer or, with a single replica, one core fewer."""
-    stage, belief, limit, rate_rps = less.stage, less.belief, less.limit, less.stage.rate_rps
-    if less.cores <= 0 or stage.rate_max_rps < rate_rps:
+    stage, limit = less.stage, less.limit
+    if less.cores <= 0 or stage.rate_max_rps < stage.rate_rps:
         return
-    needed = smallest_batch(belief, less.slot, belief.batch_max, rate_rps / less.left) if less.left > 0 else None
-    if needed is not None and needed <= limit:
-        yield from _too_late(prediction, stage, less.total_ms(limit), f"with {less.text}")
+    left = less.left(limit)
+    if left.keeps_up:
+        yield from _too_late(prediction, stage, left.slowest.total_ms, f"with {less.text}")
         return
-    able_rps = throughput_rps(belief, less.slot, limit) * less.left
+    able, arrives = number(left.rate_max_rps), number(stage.rate_rps)
     yield BindingConstraint(
-        "throughput",
-        f"{less.text} would serve {number(able_rps)} of {number(rate_rps)} requests/s in batches of {limit}",
+        "throughput", f"{less.text} would serve {able} of {arrives} requests/s in batches of {limit}"
     )
+    slot, belief = less.smaller(limit).spec.slot, stage.belief(less.group)
+    needed = less.needed(belief.batch_max)
     if needed is None:
-        yield from _no_larger(belief, less.slot, limit)
+        yield from _no_larger(belief, slot, limit)
         return
-    own_ms = less.total_ms(needed)
+    stage_ms = less.left(needed).slowest.total_ms
     if not stage.slowest.loads[less.group].patience_ms:
-        own_ms = max(own_ms, 2 * belief.latency_ms(needed, less.slot))  # its batch, and the one before it
-    late = list(_too_late(prediction, stage, own_ms, f"with {less.text} in batches of {needed}"))
+        stage_ms = max(stage_ms, 2 * belief.latency_ms(needed, slot))  # its batch, and the one before it
+    late = list(_too_late(prediction, stage, stage_ms, f"with {less.text} in batches of {needed}"))
     yield from late or [
         BindingConstraint(
             "batch", f"{less.text} would keep up in batches of {needed}, and the plan allows {limit} at most"
@@ -167,21 +141,18 @@ def _with_less(prediction: PlanPrediction, less: _Less) -> Iterator[BindingConst
 
 def _with_more(prediction: PlanPrediction, less: _Less) -> Iterator[BindingConstraint]:
     """Why the stage cannot take one more request per second with what it has."""
-    stage, group, belief, limit = less.stage, less.group, less.belief, less.limit
-    slot, more_rps = group.spec.slot, stage.rate_rps + stage.visits
-    if stage.rate_max_rps < more_rps:
+    stage = less.stage
+    more = stage.changed(stage.target, prediction.rate_rps + 1)
+    if stage.rate_max_rps < more.rate_rps:
         able, arrives = number(stage.rate_max_rps), number(stage.rate_rps)
         if stage.rate_max_rps < stage.rate_rps:
             yield BindingConstraint("throughput", f"it serves {able} of {arrives} requests/s")
         else:
-            why = f"it serves at most {able} requests/s; one more at the ingress makes {number(more_rps)} here"
+            why = f"it serves at most {able} requests/s; one more at the ingress makes {number(more.rate_rps)} here"
             yield BindingConstraint("throughput", why)
-        yield from _no_larger(belief, slot, limit)
+        yield from _no_larger(stage.belief(less.group), less.group.spec.slot, less.limit)
         return
-    visit, load = stage.slowest, _at(stage.slowest.loads[group], more_rps)
-    own_ms = visit.timing(belief, slot, limit, stage.like_replicas[group], load).total_ms
-    own_ms = max([own_ms, *_others_ms(stage, group, 1.0, more_rps)])
-    yield from _too_late(prediction, stage, own_ms, "with one more request per second")
+    yield from _too_late(prediction, stage, more.slowest.total_ms, "with one more request per second")
 
 
 def _no_larger(belief: Belief, slot: Slot, limit: int) -> Iterator[BindingConstraint]:
@@ -193,14 +164,14 @@ def _no_larger(belief: Belief, slot: Slot, limit: int) -> Iterator[BindingConstr
 
 
 def _too_late(
-    prediction: PlanPrediction, stage: StagePrediction, own_ms: float, condition: str
+    prediction: PlanPrediction, stage: StagePrediction, stage_ms: float, condition: str
 ) -> Iterator[BindingConstraint]:
-    """That the tightest path through the stage misses its deadline if the stage takes `own_ms`."""
+    """That the tightest path through the stage misses its deadline if the stage takes `stage_ms`."""
     path = prediction.tightest(stage.name)
     if path is None or math.isinf(path.predicted_ms):
         return
     now_ms = next(visit.total_ms for visit in path.visits if visit.stage is stage)
-    total_ms = path.predicted_ms - now_ms + own_ms
+    total_ms = path.predicted_ms - now_ms + stage_ms
     what = arrows(path.path.stages) if len(path.path.stages) > 1 else "a request"
     if path.slack_ms < 0:
         why = f"{what} takes {number(path.predicted_ms)} ms already, and the deadline is {number(path.slo_ms)} ms"
@@ -230,9 +201,9 @@ def marginal_cost_at(
     stage: str, now: Plan, shortfalls_now: list[PlanShortfall], then: Plan, shortfalls_then: list[PlanShortfall]
 ) -> str:
     """The marginal cost at one stage, as text: `cannot: …` if this stage lacks something."""
-    own = [found for found in shortfalls_then if found.stage == stage]
-    if own:
-        return cannot([found for found in shortfalls_now if found.stage == stage], own)
+    at_stage = [shortfall for shortfall in shortfalls_then if shortfall.stage == stage]
+    if at_stage:
+        return cannot([shortfall for shortfall in shortfalls_now if shortfall.stage == stage], at_stage)
     return ", ".join(changes_at(stage, now, then)) or (NOTHING + " at this stage" if shortfalls_then else NOTHING)
 
 
@@ -285,7 +256,8 @@ def _batch_changes(before: StagePlan, after: StagePlan) -> list[str]:
 
 
 def _batches(target: StagePlan) -> dict[tuple[str, Slot], int]:
-    return {(each.spec.variant, each.spec.slot): target.batch_max_of(each) for each in target.groups if each.count}
+    groups = [group for group in target.groups if group.count]
+    return {(group.spec.variant, group.spec.slot): target.batch_max_of(group) for group in groups}
 
 
 def _replicas(difference: int, name: str, slot: Slot, *, several: bool) -> str:

@@ -47,7 +47,7 @@ class ClusterPrediction:
         self.setups, self.rates_rps, self.arrivals, self.beside = setups, rates_rps, arrivals, beside
         self.cluster: Sequence[Node] = setups[0].application.cluster
         self.steady = steady_plans(setups, rates_rps, others=beside.kept_from_it if beside else (), clock=clock)
-        self.applications = {each.application.key: ApplicationPrediction(self, each) for each in setups}
+        self.applications = {setup.application.key: ApplicationPrediction(self, setup) for setup in setups}
 
     @cached_property
     def placement(self) -> Placement:
@@ -57,20 +57,21 @@ class ClusterPrediction:
     @cached_property
     def shortfalls(self) -> list[PlanShortfall]:
         """What the plans lack; first what all applications together lack, if each alone could have it."""
-        found = [shortfall for application in self.applications.values() for shortfall in application.shortfalls]
-        if len(self.setups) == 1 or not found:
-            return found
-        return [*beyond_cluster([each.timing for each in self.applications.values()], self.cluster), *found]
+        applications = self.applications.values()
+        shortfalls = [shortfall for application in applications for shortfall in application.shortfalls]
+        if len(self.setups) == 1 or not shortfalls:
+            return shortfalls
+        return [*beyond_cluster([application.timing for application in applications], self.cluster), *shortfalls]
 
     def demands_beside(self, key: str) -> list[CoreDemand]:
         """The cores of all applications but one."""
         if self.beside is not None:
             return self.beside.whole.demands_beside(key)
         return [
-            CoreDemand(other, hardware, cores, each.setup.application.weight)
-            for other, each in self.applications.items()
-            for hardware, cores in cores_by_hardware(each.plan).items()
-            if other != key
+            CoreDemand(other.key, hardware, cores, other.setup.application.weight)
+            for other in self.applications.values()
+            for hardware, cores in cores_by_hardware(other.plan).items()
+            if other.key != key
         ]
 
     def cores_of(self, hardware: str) -> float:
@@ -133,7 +134,7 @@ class ApplicationPrediction:
 
     def _limit(self, hardware: str, needs: float, has: float) -> CoreLimit:
         demands = self.whole.demands_beside(self.key)
-        others = [(each.key, each.cores) for each in demands if each.hardware == hardware and each.cores]
+        others = [(demand.key, demand.cores) for demand in demands if demand.hardware == hardware and demand.cores]
         others.sort(key=lambda other: -other[1])
         several = len({node.hardware for node in self.whole.cluster}) > 1
         named = [f"{name} has {number(cores)}" for name, cores in others[:NAMED_MAX]]
@@ -170,10 +171,10 @@ class ApplicationPrediction:
         """The cores that it cannot have: those of the others and, where it is limited, all that the divide policy gives
         to others."""
         limited = {limit.hardware: limit.has for limit in self.limits}
-        found = [demand for demand in self.whole.demands_beside(self.key) if demand.hardware not in limited]
+        demands = [demand for demand in self.whole.demands_beside(self.key) if demand.hardware not in limited]
         for hardware, cores in limited.items():
-            found.append(CoreDemand("", hardware, self.whole.cores_of(hardware) - cores))
-        return found
+            demands.append(CoreDemand("", hardware, self.whole.cores_of(hardware) - cores))
+        return demands
 
     @cached_property
     def with_one_more(self) -> "ApplicationPrediction":

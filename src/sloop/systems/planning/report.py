@@ -105,70 +105,63 @@ class CoreLimit(Struct, frozen=True):
     """The limit as text."""
 
 
-class ApplicationReport(Struct, frozen=True):
-    """The plan of one application. `PlanReport` describes the fields of the same names."""
+class PlanVerdict(Struct, frozen=True, kw_only=True):
+    """What a plan costs and how it performs: of one application, or of all."""
 
-    application: str
     rate_rps: float
-    slo_ms: float
+    """Requests per second, of all applications together."""
     feasible: bool
+    """Whether every stage keeps up, every path meets its deadline and every replica has room, for these `arrivals`."""
     cores: float
     predicted_ms: float
+    """The time along the longest path."""
     why: str
-    weight: float = 1.0
-    limits: tuple[CoreLimit, ...] = ()
+    one_more: MarginalCost | None
+    """What one more request per second needs; None for several applications, where each has its own."""
+    plan_why: str
+    """The reason that the system itself gives."""
+    plan_feasible: bool
+    """Whether the plan meets the criterion of the system itself."""
+    plan_arrivals: Arrivals | None
+    """The arrivals that the system itself plans for, if its scaling policy says so."""
+    feasible_arrivals: tuple[Arrivals, ...]
+    """Every assumption about arrivals under which the plan is feasible."""
+    predicted_ms_low: float | None
+    predicted_ms_high: float | None
+    """`predicted_ms` if the machine is as fast, or as slow, as the passes of the profiles were apart
+    (`sloop.profile.passes.speed_range`); None if no profile has several passes, or for several applications."""
+
+
+class ApplicationReport(PlanVerdict, frozen=True, kw_only=True):
+    """The plan of one application."""
+
+    application: str
+    slo_ms: float
+    weight: float
+    limits: tuple[CoreLimit, ...]
     """Where other applications leave it fewer cores than it wants."""
-    one_more: MarginalCost | None = None
-    plan_why: str = ""
-    plan_feasible: bool = True
-    plan_arrivals: Arrivals | None = None
-    feasible_arrivals: tuple[Arrivals, ...] = ()
-    predicted_ms_low: float | None = None
-    predicted_ms_high: float | None = None
 
 
-class PlanReport(Struct, frozen=True):
+class PlanReport(PlanVerdict, frozen=True, kw_only=True):
     """The plans that a system keeps at steady rates, and their predicted latencies and costs."""
 
     system: str
-    feasible: bool
-    """Whether every stage keeps up, every path meets its deadline and every replica has room, for these `arrivals`."""
+    arrivals: Arrivals
+    """The arrivals that the predictions assume."""
     stages: tuple[StageReport, ...]
-    cores: float
     usd_per_h: float
     """Sum of the prices of the nodes that hold a replica; nodes without a price count as 0, see `unpriced`."""
-    predicted_ms: float
-    """The time along the longest path."""
     solve_ms: float
     """The longest single decision of the planner; 0 where no clock was given."""
-    why: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """Reservations about the prediction, a sentence each."""
-    rate_rps: float = 0.0
-    """Requests per second of all applications together."""
-    paths: tuple[PathReport, ...] = ()
+    paths: tuple[PathReport, ...]
     """Of each application, the path with the least slack comes first."""
-    shortfalls: tuple[PlanShortfall, ...] = ()
+    shortfalls: tuple[PlanShortfall, ...]
     """Why the plan is not feasible; empty where it is."""
-    one_more: MarginalCost | None = None
-    """What one more request per second needs; None for several applications, where each has its own."""
-    plan_why: str = ""
-    """The reason that the system itself gives."""
-    plan_feasible: bool = True
-    """Whether the plan meets the criterion of the system itself."""
-    plan_arrivals: Arrivals | None = None
-    """The arrivals that the system itself plans for, if its scaling policy says so."""
-    arrivals: Arrivals = "even"
-    """The arrivals that the predictions assume."""
-    feasible_arrivals: tuple[Arrivals, ...] = ()
-    """Every assumption about arrivals under which the plan is feasible."""
-    predicted_ms_low: float | None = None
-    predicted_ms_high: float | None = None
-    """`predicted_ms` if the machine is as fast, or as slow, as the passes of the profiles were apart
-    (`sloop.profile.passes.speed_range`); None if no profile has several passes, or for several applications."""
-    unpriced: tuple[str, ...] = ()
+    unpriced: tuple[str, ...]
     """Hardware of the nodes that hold a replica and have no price."""
-    applications: tuple[ApplicationReport, ...] = ()
-    placements: tuple[PlacementReport, ...] = ()
-    nodes: tuple[KindReport, ...] = ()
+    applications: tuple[ApplicationReport, ...]
+    placements: tuple[PlacementReport, ...]
+    nodes: tuple[KindReport, ...]
     """The nodes that hold a replica, by kind of hardware."""

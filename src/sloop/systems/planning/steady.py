@@ -15,7 +15,6 @@ from sloop.core.monitor import BUCKETS_KEPT, SLACK_BUCKETS_KEPT
 from sloop.core.planner import Planner
 from sloop.core.views import (
     ApplicationView,
-    BeliefKey,
     Bucket,
     CoreDemand,
     PlanInput,
@@ -25,15 +24,8 @@ from sloop.core.views import (
 )
 from sloop.errors import InputError
 from sloop.policies.drop import Never
-from sloop.profile.estimate import Estimate
 from sloop.systems.planning.infeasibility import beyond_cluster
-from sloop.systems.planning.timing import (
-    PlanPrediction,
-    batch_limit,
-    like_replicas,
-    smallest_batch,
-    stage_beliefs,
-)
+from sloop.systems.planning.timing import PlanPrediction, StagePrediction
 from sloop.systems.setup import ApplicationSetup, raise_of_policy
 from sloop.text import counted, number
 from sloop.units import NS_PER_S
@@ -140,21 +132,21 @@ def _failed(planner: Planner, setups: Iterable[ApplicationSetup]) -> dict[str, P
     """Empty plans of applications whose policy failed because of the cores that it was left. Raises other failures."""
     by_key = {setup.application.key: setup for setup in setups}
     limited = {key for key, _ in planner.limits}
-    found: dict[str, Plan] = {}
+    empty: dict[str, Plan] = {}
     for key, error in planner.failures.items():
         if key not in limited:
             raise_of_policy(error, by_key[key], several=len(by_key) > 1)
         what = error.what if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         why = f"{by_key[key].system.name} has no plan for the cores that the other applications leave it: {what}"
-        found[key] = Plan((), why, feasible=False)
-    return found
+        empty[key] = Plan((), why, feasible=False)
+    return empty
 
 
 def _cut_short(
     setups: Iterable[ApplicationSetup], plans: Mapping[str, Plan], changed: set[str], rates_rps: Mapping[str, float]
 ) -> dict[str, str]:
     """Why policies need not be asked again about plans of very many replicas; empty where they are to be."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for setup in setups:
         key = setup.application.key
         count = sum(group.count for target in plans[key].stages for group in target.groups)
@@ -164,11 +156,11 @@ def _cut_short(
         for shortfall in beyond_cluster([prediction], setup.application.cluster):
             if shortfall.needs > BEYOND * shortfall.has:
                 times = number(round(shortfall.needs / shortfall.has))
-                found[key] = (
+                reasons[key] = (
                     f"the rate needs {times} times the cores of the cluster, so {setup.system.name} was not asked "
                     f"again after it chose {number(count)} replicas, which may change"
                 )
-    return found
+    return reasons
 
 
 def _view(
@@ -181,8 +173,8 @@ def _view(
     return ApplicationView(
         key=application.key,
         stages=tuple(
-            _stage_view(now_ns, setup, name, targets.get(name), rate_rps * often)
-            for name, often in application.visits.items()
+            _stage_view(now_ns, setup, StagePrediction(setup, stage, targets.get(stage.name), rate_rps, "even"))
+            for stage in application.order
         ),
         ingress=Traffic(buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
         share=1.0,
@@ -192,28 +184,24 @@ def _view(
     )
 
 
-def _stage_view(
-    now_ns: int, setup: ApplicationSetup, name: str, target: StagePlan | None, rate_rps: float
-) -> StageView:
+def _stage_view(now_ns: int, setup: ApplicationSetup, stage: StagePrediction) -> StageView:
     """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
     application = setup.application
-    beliefs = stage_beliefs(setup, name)
-    groups = target.groups if target else ()
-    specs = [spec for group in groups for spec in repeat(group.spec, group.count)]
-    ready_cores = math.fsum(group.count * group.spec.cores for group in groups)
-    occupation = _occupation(target, beliefs, rate_rps)
+    specs = [spec for group in stage.groups for spec in repeat(group.spec, group.count)]
+    ready_cores = math.fsum(group.count * group.spec.cores for group in stage.groups)
     keeps_all = isinstance(setup.system.policies.drop, Never)
+    busy = _occupation(stage)
     return StageView(
-        name=name,
+        name=stage.name,
         slo_ns=application.slo_ns,
-        after=application.by_name[name].after,
-        beliefs=beliefs,
+        after=application.by_name[stage.name].after,
+        beliefs=stage.beliefs,
         replicas=tuple([ReplicaView(ReplicaId(id), spec, Life.READY, 0, 0) for id, spec in enumerate(specs)]),
         queue=(),
         running=0,
-        buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores, keeps_all=keeps_all),
+        buckets=SteadyBuckets(now_ns, stage.rate_rps, application.slo_ns, busy, ready_cores, keeps_all=keeps_all),
         bucket_ns=NS_PER_S,
-        visits=application.visits[name],
+        visits=stage.visits,
     )
 
 
@@ -229,20 +217,15 @@ class Occupation:
     and else a lower bound of its length."""
 
 
-def _occupation(target: StagePlan | None, beliefs: Mapping[BeliefKey, Estimate], rate_rps: float) -> Occupation:
+def _occupation(stage: StagePrediction) -> Occupation:
     """Each replica gets its part of the rate, with the smallest batch that keeps up (Little's law)."""
-    like = like_replicas(target, beliefs) if target else {}
-    if target is None or not like:
-        return Occupation(waiting=rate_rps)
+    if not stage.groups:
+        return Occupation(waiting=stage.rate_rps)
     busy_cores = running = waiting = 0.0
-    for group in target.groups:
-        if not group.count:
-            continue
-        slot = group.spec.slot
-        belief, share_rps = beliefs[group.spec.variant, slot.hardware], rate_rps / like[group]
-        batch_max = batch_limit(target, group, beliefs)
-        batch = smallest_batch(belief, slot, batch_max, share_rps) or batch_max
-        latency_s = belief.latency_ms(batch, slot) / 1e3
+    for group in stage.groups:
+        slot, share_rps = group.spec.slot, stage.share_rps(group)
+        batch = stage.batch(group) or stage.batch_max(group)
+        latency_s = stage.belief(group).latency_ms(batch, slot) / 1e3
         served_rps = min(share_rps, batch / latency_s)
         busy_cores += group.count * slot.cores * served_rps * latency_s / batch
         running += group.count * served_rps * latency_s
@@ -306,7 +289,7 @@ class SteadyBuckets(Sequence[Bucket]):
         return math.ceil(self._rate_rps * seconds - 1e-6)
 
     def _slacks(self, arrivals: int) -> list[int]:
-        found = self._slack_ns.get(arrivals)
-        if found is None:
-            found = self._slack_ns[arrivals] = [self._slo_ns] * min(arrivals, SLACKS_MAX)
-        return found
+        slacks_ns = self._slack_ns.get(arrivals)
+        if slacks_ns is None:
+            slacks_ns = self._slack_ns[arrivals] = [self._slo_ns] * min(arrivals, SLACKS_MAX)
+        return slacks_ns

@@ -30,6 +30,7 @@ The module must not know how a plan was found, nor on which nodes it is placed.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from sloop.app.application import Application, Stage
@@ -95,37 +96,6 @@ def throughput_rps(belief: Belief, slot: Slot, batch_max: int) -> float:
     return max(b * 1e3 / belief.latency_ms(b, slot) for b in range(1, batch_max + 1))
 
 
-def like_replicas(target: StagePlan, beliefs: Mapping[BeliefKey, Belief]) -> dict[Group, float]:
-    """For each group with replicas, how many of its replicas the whole stage is worth: each gets the rate divided by
-    this number. If all replicas are equal, it is how many there are.
-
-    The traffic is divided as the plan says. If it does not say, each replica gets the same on one kind of hardware; on
-    several, replicas get traffic in proportion to their throughput.
-    """
-    groups = [group for group in target.groups if group.count]
-    replicas = sum(group.count for group in groups)
-    kinds = {(group.spec.slot.hardware, group.spec.slot.accelerator) for group in groups}
-    says = len(groups) > 1 and all(group.rate_rps for group in groups)
-    if not says and len(kinds) < 2:
-        return dict.fromkeys(groups, float(replicas))
-    if says:
-        each_rps = {group: group.rate_rps / group.count for group in groups}
-    else:
-        each_rps = {group: _capacity_rps(target, group, beliefs) for group in groups}
-    total_rps = math.fsum(group.count * each_rps[group] for group in groups)
-    return {group: total_rps / each_rps[group] for group in groups}
-
-
-def batch_limit(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> int:
-    """The largest batch that the replicas of a group are sent."""
-    return min(target.batch_max_of(group), beliefs[group.spec.variant, group.spec.slot.hardware].batch_max)
-
-
-def _capacity_rps(target: StagePlan, group: Group, beliefs: Mapping[BeliefKey, Belief]) -> float:
-    belief = beliefs[group.spec.variant, group.spec.slot.hardware]
-    return throughput_rps(belief, group.spec.slot, batch_limit(target, group, beliefs))
-
-
 def timing(belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
     """Waiting and service at one of `replicas` > 0 equal replicas that share `load` evenly."""
     share_rps = load.rate_rps / replicas
@@ -147,18 +117,22 @@ def timing(belief: Belief, slot: Slot, batch_max: int, replicas: float, load: St
 
 
 class StagePrediction:
-    """One stage of a plan: its replicas, what arrives there, and how long its visits take."""
+    """One stage of a plan: its replicas, what arrives there, and how long its visits take.
+
+    `rate_rps` are the application's requests per second. The prediction of each path that leads to the stage adds a
+    visit.
+    """
 
     def __init__(
         self, setup: ApplicationSetup, stage: Stage, target: StagePlan | None, rate_rps: float, arrivals: Arrivals
     ) -> None:
+        self._setup, self._stage, self._arrivals = setup, stage, arrivals
         application = setup.application
         self.name = stage.name
         self.target = target
         self.beliefs = stage_beliefs(setup, stage.name)
         self.groups = [group for group in target.groups if group.count] if target else []
         self.replicas = sum(group.count for group in self.groups)
-        self.like_replicas = like_replicas(target, self.beliefs) if target else {}
         self.visits = application.visits[stage.name]
         """Visits per request."""
         self.rate_rps = rate_rps * self.visits
@@ -167,39 +141,80 @@ class StagePrediction:
         """Visits of one request that arrive together; 1 where the stage runs once per request."""
         self.together = max(self.parts, round_up(self.rate_rps)) if self.burst else self.parts
         self.visited: list[VisitPrediction] = []
-        """One prediction per path that leads here, or one for all; filled by `PlanPrediction`."""
-        self._batch = setup.system.policies.batch
-        self._cluster = application.cluster
+        """One prediction per path that leads here, or one for all."""
+
+    def changed(self, target: StagePlan | None, rate_rps: float) -> "StagePrediction":
+        """The same stage under another plan, or at another rate of the application, with the same visits."""
+        changed = StagePrediction(self._setup, self._stage, target, rate_rps, self._arrivals)
+        for visit in self.visited:
+            changed.visit(visit.progress, visit.arrival_spread_ms)
+        return changed
 
     def belief(self, group: Group) -> Estimate:
         """The belief about the replicas of a group. A capped share of an accelerator slows them down. Replicas that
         share the cores of a node are taken to be as many on one node as fit there, and all busy."""
         slot = group.spec.slot
-        found = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
-        if not found.shares(slot):
-            return found
+        belief = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
+        if not belief.shares(slot):
+            return belief
         if slot.accelerator:
-            return CrowdedEstimate(found, 1) if slot.is_capped and slot.share else found
+            return CrowdedEstimate(belief, 1) if slot.is_capped and slot.share else belief
         if slot.is_capped:
-            return found
-        most = max((int(cores / slot.cores + ROUNDING) for cores in self._node_cores(slot.hardware)), default=1)
-        return CrowdedEstimate(found, max(1, min(group.count, most)))
-
-    def _node_cores(self, hardware: str) -> list[float]:
-        return [node.cores for node in self._cluster if node.hardware == hardware]
+            return belief
+        nodes = [node for node in self._setup.application.cluster if node.hardware == slot.hardware]
+        most = max((int(node.cores / slot.cores + ROUNDING) for node in nodes), default=1)
+        return CrowdedEstimate(belief, max(1, min(group.count, most)))
 
     def batch_max(self, group: Group) -> int:
         """The largest batch that the replicas of a group are sent."""
-        return batch_limit(self.target, group, self.beliefs) if self.target else 1
+        most = self.beliefs[group.spec.variant, group.spec.slot.hardware].batch_max
+        return min(self.target.batch_max_of(group), most) if self.target else 1
+
+    @cached_property
+    def like_replicas(self) -> dict[Group, float]:
+        """For each group with replicas, how many of its replicas the whole stage is worth: each gets the rate divided
+        by this number. If all replicas are equal, it is how many there are.
+
+        The traffic is divided as the plan says. If it does not say, each replica gets the same on one kind of hardware;
+        on several, replicas get traffic in proportion to their throughput.
+        """
+        kinds = {(group.spec.slot.hardware, group.spec.slot.accelerator) for group in self.groups}
+        says = len(self.groups) > 1 and all(group.rate_rps for group in self.groups)
+        if not says and len(kinds) < 2:
+            return dict.fromkeys(self.groups, float(self.replicas))
+        if says:
+            each_rps = {group: group.rate_rps / group.count for group in self.groups}
+        else:
+            each_rps = {group: self._replica_rps(group) for group in self.groups}
+        total_rps = math.fsum(group.count * each_rps[group] for group in self.groups)
+        return {group: total_rps / each_rps[group] for group in self.groups}
+
+    def _replica_rps(self, group: Group) -> float:
+        """The most that a replica of a group serves."""
+        return throughput_rps(self.belief(group), group.spec.slot, self.batch_max(group))
+
+    def share_rps(self, group: Group) -> float:
+        """The visits per second that each replica of a group gets."""
+        return self.rate_rps / self.like_replicas[group]
+
+    def batch(self, group: Group) -> int | None:
+        """The smallest batch with which the replicas of a group keep up; None where none does."""
+        return smallest_batch(self.belief(group), group.spec.slot, self.batch_max(group), self.share_rps(group))
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the replicas of each group serve what they get."""
+        return all(self.batch(group) is not None for group in self.groups)
 
     def group_rps(self, group: Group) -> float:
         """The visits per second that all replicas of a group get."""
         return self.rate_rps * group.count / self.like_replicas[group] if group.count else 0.0
 
     def visit(self, progress: Progress, spread_ms: float) -> "VisitPrediction":
-        """A visit of a request with this `progress`; visits that started out together arrive within `spread_ms`."""
-        loads = {group: self._load(progress, group) for group in self.groups}
-        return VisitPrediction(self, loads, spread_ms)
+        """Add a visit of a request with this `progress`; visits that started out together arrive within `spread_ms`."""
+        visit = VisitPrediction(self, progress, spread_ms)
+        self.visited.append(visit)
+        return visit
 
     @property
     def slowest(self) -> "VisitPrediction":
@@ -211,16 +226,12 @@ class StagePrediction:
         """Batches of one without any waiting, on the slowest replica."""
         return max((self.belief(group).latency_ms(1, group.spec.slot) for group in self.groups), default=0.0)
 
-    @property
+    @cached_property
     def rate_max_rps(self) -> float:
         """What the replicas serve if the rate is divided among them as it is now: the first that is full decides."""
-        each = [
-            throughput_rps(self.belief(group), group.spec.slot, self.batch_max(group)) * self.like_replicas[group]
-            for group in self.groups
-        ]
-        return min(each, default=0.0)
+        return min((self._replica_rps(group) * self.like_replicas[group] for group in self.groups), default=0.0)
 
-    def _load(self, progress: Progress, group: Group) -> StageLoad:
+    def load(self, progress: Progress, group: Group) -> StageLoad:
         """What arrives, and the patience of the batch policy for a visit while a replica of `group` is idle."""
         return StageLoad(self.rate_rps, self.together, self._patience_ms(progress, group), self.burst)
 
@@ -231,13 +242,13 @@ class StagePrediction:
         visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
         costs_ns = self.belief(group).costs_ns(group.spec.slot)
         wait_ns = self.target.wait_ns if self.target else 0
-        most = self.batch_max(group)
+        most, batch = self.batch_max(group), self._setup.system.policies.batch
         gap_ms = 1e3 / self.rate_rps if self.rate_rps and not self.burst else math.inf
         device = AssumedDevice(most, costs_ns)
         for count in range(1, most + 1):
             arrived_ms = (count - 1) * gap_ms if count > 1 else 0.0
             queue = AssumedQueue([visit] * count, wait_ns, progress.remaining_ns, self.name)
-            decision = self._batch.decide(now_ns, queue, device)
+            decision = batch.decide(now_ns, queue, device)
             if decision.count or decision.skip:
                 return arrived_ms
             until_ms = to_ms(decision.wait_until_ns - now_ns) if decision.wait_until_ns < FOREVER_NS else math.inf
@@ -247,31 +258,28 @@ class StagePrediction:
 
 
 class VisitPrediction:
-    """How long one visit to a stage takes, on each group of its replicas."""
+    """How long one visit to a stage takes, on each group of its replicas.
 
-    def __init__(self, stage: StagePrediction, loads: Mapping[Group, StageLoad], arrival_spread_ms: float) -> None:
-        self.stage = stage
-        self.loads = loads
-        self.arrival_spread_ms = arrival_spread_ms
-        """The time between the first and the last arrival of visits that started out together."""
-        self.timings = {
-            group: self.timing(
-                stage.belief(group), group.spec.slot, stage.batch_max(group), stage.like_replicas[group], load
-            )
-            for group, load in loads.items()
-        }
-        self.slowest = max(self.timings.values(), key=lambda found: found.total_ms, default=None)
+    `arrival_spread_ms` is the time between the first and the last arrival of visits that started out together.
+    """
+
+    def __init__(self, stage: StagePrediction, progress: Progress, arrival_spread_ms: float) -> None:
+        self.stage, self.progress, self.arrival_spread_ms = stage, progress, arrival_spread_ms
+        self.loads = {group: stage.load(progress, group) for group in stage.groups}
+        self.timings = {group: self._timing(group, load) for group, load in self.loads.items()}
+        self.slowest = max(self.timings.values(), key=lambda timing: timing.total_ms, default=None)
         """The timing on the slowest replica; None without replicas."""
         without_ms = math.inf if stage.rate_rps else 0.0
         self.total_ms = without_ms if self.slowest is None else self.slowest.total_ms
         """The time on the slowest replica; infinite where there is none for what arrives."""
-        self.departure_spread_ms = max([arrival_spread_ms, *(found.spread_ms for found in self.timings.values())])
+        self.departure_spread_ms = max([arrival_spread_ms, *(timing.spread_ms for timing in self.timings.values())])
         """The time between the first and the last departure of visits that started out together."""
 
-    def timing(self, belief: Belief, slot: Slot, batch_max: int, replicas: float, load: StageLoad) -> VisitTiming:
-        """The visit's time on these replicas. Visits that already arrive spread out wait less for each other."""
-        found = timing(belief, slot, batch_max, replicas, load)
-        return replace(found, wait_ms=found.wait_ms - min(self.arrival_spread_ms, found.spread_ms))
+    def _timing(self, group: Group, load: StageLoad) -> VisitTiming:
+        """The time on replicas of one group. Visits that already arrive spread out wait less for each other."""
+        stage, slot = self.stage, group.spec.slot
+        at_once = timing(stage.belief(group), slot, stage.batch_max(group), stage.like_replicas[group], load)
+        return replace(at_once, wait_ms=at_once.wait_ms - min(self.arrival_spread_ms, at_once.spread_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +315,8 @@ class PlanPrediction:
         self._application, self._declared = application, application.declared_paths
         self._remaining_ns = _remaining_ns(setup, targets)
         self._everywhere = {} if application.declared_paths else self._visits_everywhere()
-        found = [self._path(path) for path in application.paths]
-        self.paths: Sequence[PathPrediction] = sorted(found, key=lambda path: path.slack_ms)
+        paths = [self._path(path) for path in application.paths]
+        self.paths: Sequence[PathPrediction] = sorted(paths, key=lambda path: path.slack_ms)
         """The path with the least slack comes first."""
         for stage in self.stages.values():
             if not stage.visited:  # on none of the declared paths
@@ -317,18 +325,16 @@ class PlanPrediction:
     @property
     def predicted_ms(self) -> float:
         """The time along the longest path."""
-        return max((found.predicted_ms for found in self.paths), default=0.0)
+        return max((path.predicted_ms for path in self.paths), default=0.0)
 
     def tightest(self, stage: str) -> PathPrediction | None:
         """The path through a stage that has the least slack."""
-        return next((found for found in self.paths if stage in found.path.stages), None)
+        return next((path for path in self.paths if stage in path.path.stages), None)
 
     def _visit(self, name: str, elapsed_ms: float, deadline_ns: int, spread_ms: float) -> VisitPrediction:
         # Behind a stage that cannot keep up, predict as if requests arrived all the same, and at once.
         elapsed_ns = ms(elapsed_ms) if math.isfinite(elapsed_ms) else 0
-        visit = self.stages[name].visit(Progress(elapsed_ns, deadline_ns, self._remaining_ns[name]), spread_ms)
-        self.stages[name].visited.append(visit)
-        return visit
+        return self.stages[name].visit(Progress(elapsed_ns, deadline_ns, self._remaining_ns[name]), spread_ms)
 
     def _path(self, path: Path) -> PathPrediction:
         visits = [self._everywhere[name] for name in path.stages] if self._everywhere else self._visits_along(path)
@@ -377,7 +383,7 @@ def _remaining_ns(setup: ApplicationSetup, targets: Mapping[str, StagePlan]) -> 
         specs = [group.spec for group in target.groups if group.count] if target else []
         beliefs = setup.beliefs
         alone_ns = min(
-            (beliefs[stage.name, each.variant, each.slot.hardware].costs_ns(each.slot)[1] for each in specs), default=0
+            (beliefs[stage.name, spec.variant, spec.slot.hardware].costs_ns(spec.slot)[1] for spec in specs), default=0
         )
         least_ns[stage.name] = alone_ns, alone_ns  # only drop policies ask for the second, with full batches
     return {name: alone_ns for name, (alone_ns, _) in remaining_times(setup.application.graph, least_ns).items()}
@@ -393,7 +399,7 @@ def _parts(application: Application, name: str) -> float:
     branches since."""
     graph, visits = application.graph, application.visits
     scope = graph.scopes[name]
-    each = graph.stages[scope].each if scope else None
-    if each is None or not visits[scope]:
+    fan_out = graph.stages[scope].each if scope else None
+    if fan_out is None or not visits[scope]:
         return 1.0
-    return max(1.0, each.mean * visits[name] / visits[scope])
+    return max(1.0, fan_out.mean * visits[name] / visits[scope])
