@@ -16,7 +16,7 @@ from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import arrows, counted, host_and_port, in_ms, in_s, listed, number, numbered, quoted, shortened
 from sloop.units import at_least, ms, quantile, rank, round_down, round_up, s
-from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
+from sloop.vocabulary import BatchId, Group, LayerSet, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
 
 def test_edges_convert_to_integer_nanoseconds() -> None:
@@ -209,3 +209,15 @@ def test_the_log_leaves_out_what_a_finished_batch_does_not_say() -> None:
     written = msgspec.json.encode(Finished(BatchId(1), ReplicaId(0), 7))
     assert written == b'{"type":"finished","batch":1,"replica":0,"service_ns":7}'
     assert msgspec.json.decode(written, type=Finished) == Finished(BatchId(1), ReplicaId(0), 7)
+
+
+def test_a_set_of_layers_says_what_is_in_it() -> None:
+    assert LayerSet(1, 3).positions(5) == [1, 2]
+    assert LayerSet(1, 3).others.positions(5) == [0, 3, 4]
+    assert LayerSet(1, 3).others.others == LayerSet(1, 3)
+    assert LayerSet(0, 5).others.positions(5) == []
+
+
+def test_logs_name_the_other_layers_by_their_bounds_in_reverse() -> None:
+    assert msgspec.json.decode(b"[3,1]", type=LayerSet) == LayerSet(1, 3).others
+    assert msgspec.json.decode(b"[1,3]", type=LayerSet) == LayerSet(1, 3)

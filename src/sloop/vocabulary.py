@@ -152,6 +152,37 @@ ALONE: Final = Form()
 """One worker with the whole model."""
 
 
+class LayerSet(Struct, frozen=True, array_like=True):
+    """Some layers of a model: consecutive ones, or all but those. It need not know how many layers the model has."""
+
+    first: int
+    end: int
+    """The position behind the last one."""
+    is_complement: bool = False
+    """Whether these are left out, and all others are meant."""
+
+    def __post_init__(self) -> None:
+        if self.first >= self.end:  # how logs have said `is_complement` until now
+            first, end = self.end, self.first
+            structs.force_setattr(self, "first", first)
+            structs.force_setattr(self, "end", end)
+            structs.force_setattr(self, "is_complement", True)
+
+    @property
+    def between(self) -> range:
+        """The consecutive layers that are kept or left out."""
+        return range(self.first, self.end)
+
+    @property
+    def others(self) -> "LayerSet":
+        """All layers that are not in it."""
+        return LayerSet(self.first, self.end, not self.is_complement)
+
+    def positions(self, count: int) -> list[int]:
+        """The layers in it, of a model that has so many."""
+        return [place for place in range(count) if (place in self.between) is not self.is_complement]
+
+
 class Part(Struct, frozen=True):
     """What a replica holds at first that starts as a part of a pipeline: consecutive layers of its model. The parts
     start side by side, serve together, and each gets the other layers meanwhile and becomes a replica of its own."""
@@ -164,9 +195,9 @@ class Part(Struct, frozen=True):
     and the number of layers."""
 
     @property
-    def layers(self) -> tuple[int, int]:
-        """Its first layer, and the one behind its last."""
-        return self.bounds[self.place], self.bounds[self.place + 1]
+    def layers(self) -> LayerSet:
+        """The layers between its bounds."""
+        return LayerSet(self.bounds[self.place], self.bounds[self.place + 1])
 
 
 class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
@@ -278,9 +309,8 @@ class ModelWeights(Struct, frozen=True, omit_defaults=True):
 
     name: str
     size_bytes: int
-    layers: tuple[int, int] | None = None
-    """Which of them: the first one, and the one behind the last. If the first is not before that one, all layers but
-    those between. None for all."""
+    layers: LayerSet | None = None
+    """Which of them; None for the whole model."""
     digest: str = ""
     """The SHA-256 of its files, by which versions of equal name and size differ; empty if it is not known."""
 

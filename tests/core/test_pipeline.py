@@ -22,6 +22,7 @@ from sloop.vocabulary import (
     STORE,
     BatchId,
     Form,
+    LayerSet,
     Life,
     ModelWeights,
     Part,
@@ -36,7 +37,7 @@ BOUNDS = (0, 1, 3)
 LAYER_BYTES = (100, 100, 100)
 PAIR = Provisioning(
     (ReplicaStart(0, chain=0, pipeline=0), ReplicaStart(1, chain=1, pipeline=0)),
-    (WeightChain(STORE, ("n0",), (0, 1)), WeightChain(STORE, ("n1",), (1, 3))),
+    (WeightChain(STORE, ("n0",), LayerSet(0, 1)), WeightChain(STORE, ("n1",), LayerSet(1, 3))),
     pipelines=(BOUNDS,),
 )
 R0, R1, R2 = (ReplicaId(number) for number in range(3))
@@ -82,8 +83,8 @@ def test_parts_are_ordered_with_their_layers() -> None:
     scene = scene_of(PAIR)
     actions = scene.act(0, Woke())
     assert of(Transfer, actions) == [
-        Transfer(TransferId(0), ModelWeights("a", 100, (0, 1)), STORE, ("n0",)),
-        Transfer(TransferId(1), ModelWeights("a", 200, (1, 3)), STORE, ("n1",)),
+        Transfer(TransferId(0), ModelWeights("a", 100, LayerSet(0, 1)), STORE, ("n0",)),
+        Transfer(TransferId(1), ModelWeights("a", 200, LayerSet(1, 3)), STORE, ("n1",)),
     ]
     parts = [each.part for each in of(StartReplica, actions)]  # type: ignore[attr-defined]
     assert parts == [Part(PipelineId(0), place, BOUNDS) for place in range(2)]
@@ -97,8 +98,8 @@ def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
     assert not of(StartBatch, scene.act(1.5, request(0, at_ms=1.5))), "one part is not enough"
     actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
     assert of(Transfer, actions) == [
-        Transfer(TransferId(2), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=(R0,)),
-        Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=(R1,)),
+        Transfer(TransferId(2), ModelWeights("a", 200, LayerSet(0, 1).others), STORE, ("n0",), completes=(R0,)),
+        Transfer(TransferId(3), ModelWeights("a", 100, LayerSet(1, 3).others), STORE, ("n1",), completes=(R1,)),
     ]
     assert [each.replica for each in of(StartBatch, actions)] == [R0]  # type: ignore[attr-defined]
     assert [each.replica for each in of(StartBatch, scene.act(3, request(1, at_ms=3)))] == [R1]  # type: ignore[attr-defined]
@@ -110,10 +111,12 @@ def test_one_chain_brings_all_layers_to_all_parts() -> None:
     scene.act(0, Woke())
     actions = scene.act(1, *(Transferred(TransferId(place), f"n{place}") for place in range(2)))
     actions = scene.act(2, ReplicaReady(R0), ReplicaReady(R1))
-    chain = Transfer(TransferId(2), ModelWeights("a", 300, (0, 3)), STORE, ("n0", "n1"), completes=(R0, R1))
+    chain = Transfer(TransferId(2), ModelWeights("a", 300, LayerSet(0, 3)), STORE, ("n0", "n1"), completes=(R0, R1))
     assert of(Transfer, actions) == [chain]
     (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n1", "n0 is gone")))
-    assert again == Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=(R1,))
+    assert again == Transfer(
+        TransferId(3), ModelWeights("a", 100, LayerSet(1, 3).others), STORE, ("n1",), completes=(R1,)
+    )
     scene.act(4, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
     scene.act(5, ReplicaCompleted(R1))
     assert {each.form for each in scene.core.state.replicas.values()} == {ALONE}
@@ -188,7 +191,9 @@ def test_parts_that_start_go_on_without_a_pipeline() -> None:
 def test_layers_that_do_not_come_are_ordered_from_elsewhere() -> None:
     scene = serving()
     (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n0", "the store is away")))
-    assert again == Transfer(TransferId(4), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=(R0,))
+    assert again == Transfer(
+        TransferId(4), ModelWeights("a", 200, LayerSet(0, 1).others), STORE, ("n0",), completes=(R0,)
+    )
     assert lives(scene) == [Life.READY, Life.READY], "it serves meanwhile"
     assert not of(Transfer, scene.act(4, TransferFailed(TransferId(2), "n0", "said twice")))
 
@@ -226,7 +231,7 @@ def test_a_plan_for_fewer_than_a_pipeline_has_stops_others() -> None:
 
 def test_a_pipeline_without_room_for_all_parts_is_not_started() -> None:
     starts = (ReplicaStart(0, chain=0, pipeline=0), ReplicaStart(0, chain=1, pipeline=0), ReplicaStart(0, pipeline=0))
-    chains = tuple(WeightChain(STORE, ("n0",), layers) for layers in ((0, 1), (1, 2)))
+    chains = tuple(WeightChain(STORE, ("n0",), LayerSet(place, place + 1)) for place in range(2))
     scene = scene_of(Provisioning(starts, chains, pipelines=((0, 1, 2, 3),)), replicas=3)
     actions = scene.act(0, Woke())
     assert not of(StartReplica, actions), "two fit on two cores"
@@ -239,7 +244,7 @@ def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:
     first = Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0",)),))
     later = Provisioning(
         (ReplicaStart(0, pipeline=0), ReplicaStart(1, chain=0, pipeline=0)),
-        (WeightChain("n0", ("n1",), (1, 3)),),
+        (WeightChain("n0", ("n1",), LayerSet(1, 3)),),
         pipelines=(BOUNDS,),
     )
     scene = scene_of(first, later, replicas=1)
@@ -254,9 +259,9 @@ def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:
 
 def test_sizes_of_parts_sum_to_the_model() -> None:
     whole = ModelWeights("m", 1000)
-    sizes = [layers_of(whole, (3, 3, 1), layers).size_bytes for layers in ((0, 1), (1, 2), (2, 3))]
+    sizes = [layers_of(whole, (3, 3, 1), LayerSet(place, place + 1)).size_bytes for place in range(3)]
     assert sizes == [429, 429, 143]
-    assert layers_of(whole, (3, 3, 1), (1, 0)).size_bytes == 1000 - 429
-    assert structs.replace(whole, layers=(3, 1)) == structs.replace(
-        layers_of(whole, (1, 1, 0), (3, 1)), size_bytes=1000
+    assert layers_of(whole, (3, 3, 1), LayerSet(0, 1).others).size_bytes == 1000 - 429
+    assert structs.replace(whole, layers=LayerSet(1, 3).others) == structs.replace(
+        layers_of(whole, (1, 1, 0), LayerSet(1, 3).others), size_bytes=1000
     )

@@ -9,7 +9,7 @@ from sloop.actions import Evict
 from sloop.core.ledger import Ledger, Reservation
 from sloop.core.weights import DOUBT_NS, WeightRegistry
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, TransferId
+from sloop.vocabulary import STORE, LayerSet, ModelWeights, Node, ReplicaId, TransferId
 
 A, B = ModelWeights("a", 40), ModelWeights("b", 30)
 NODES = [Node(name, "cpu", 8.0, 100, rack="r") for name in ("n0", "n1", "n2")]
@@ -147,7 +147,7 @@ def test_a_lost_node_has_nothing_and_receives_nothing(kept: Kept) -> None:
     assert not kept.registry.transfers
 
 
-PART, REST = ModelWeights("a", 10, (0, 1)), ModelWeights("a", 30, (4, 1))
+PART, REST = ModelWeights("a", 10, LayerSet(0, 1)), ModelWeights("a", 30, LayerSet(1, 4).others)
 
 
 def completing(kept: Kept, *, keeps: bool = True) -> TransferId:

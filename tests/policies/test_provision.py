@@ -17,7 +17,7 @@ from sloop.policies.provision import CheapestStart
 from sloop.policies.sourcing import divided, in_rack_order, plans_of
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights
+from sloop.vocabulary import STORE, LayerSet, ModelWeights
 from tests.policies.starts import (
     BELIEF,
     NAMES,
@@ -190,7 +190,7 @@ def test_starts_of_one_kind_may_be_parts() -> None:
     parted = replace(OURS, partition=True)
     found = in_parts(parted, 4)
     assert found.pipelines == ((0, 1, 2, 3, 4),)
-    assert [chain.layers for chain in found.chains] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [chain.layers for chain in found.chains] == [LayerSet(place, place + 1) for place in range(4)]
     assert in_parts(OURS, 4).pipelines == ()
     assert in_parts(parted, 1).pipelines == ()
     alone = in_parts(parted, 4, belief=BELIEF)

@@ -19,7 +19,7 @@ from sloop.profile.pipelines import (
 )
 from sloop.solvers.cuts import PieceCosts
 from sloop.units import ms
-from sloop.vocabulary import ALONE, LINK_MBPS, Form, Slot
+from sloop.vocabulary import ALONE, LINK_MBPS, Form, LayerSet, Slot
 from tests.profile.test_blocks import EXAMPLE, PROFILE
 
 SLOT = Slot(2.0)
@@ -83,8 +83,8 @@ def test_the_solver_and_the_pipeline_agree() -> None:
 
 def test_shares_of_layers_sum_to_the_model() -> None:
     bounds = (0, 1, 2, len(EXAMPLE.blocks))
-    assert sum(layer_share(EXAMPLE, *layers) for layers in pairwise(bounds)) == pytest.approx(1.0)
-    assert layer_share(EXAMPLE, 2, 0) == pytest.approx(1 - layer_share(EXAMPLE, 0, 2)), "all but those between"
+    assert sum(layer_share(EXAMPLE, LayerSet(*layers)) for layers in pairwise(bounds)) == pytest.approx(1.0)
+    assert layer_share(EXAMPLE, LayerSet(0, 2).others) == pytest.approx(1 - layer_share(EXAMPLE, LayerSet(0, 2)))
 
 
 def test_a_form_is_as_slow_as_a_busy_member_and_learns_apart() -> None:

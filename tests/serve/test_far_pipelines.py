@@ -63,6 +63,7 @@ from sloop.tensor import Tensor
 from sloop.vocabulary import (
     STORE,
     BatchId,
+    LayerSet,
     ModelWeights,
     Node,
     Part,
@@ -166,7 +167,7 @@ class Rig:
         self._serving.pop(name).cancel()
         await until(lambda: any(event.node == name for event in self.said(NodeLost)))
 
-    def send(self, layers: tuple[int, int] | None, *nodes: str, completes: Sequence[ReplicaId] = ()) -> TransferId:
+    def send(self, layers: LayerSet | None, *nodes: str, completes: Sequence[ReplicaId] = ()) -> TransferId:
         self._last += 1
         weights = WHOLE if layers is None else structs.replace(WHOLE, layers=layers, size_bytes=1)
         self.backend.transfer(Transfer(TransferId(self._last), weights, STORE, nodes, True, tuple(completes)))
@@ -190,8 +191,7 @@ class Rig:
         for replica in replicas:
             placed = self.backend._replicas[replica]
             assert placed.part is not None
-            first, end = placed.part.layers
-            self.send((end, first), placed.agent.hello.name, completes=(replica,))
+            self.send(placed.part.layers.others, placed.agent.hello.name, completes=(replica,))
 
     async def completed(self, *replicas: ReplicaId) -> None:
         self.complete(*replicas)
@@ -377,9 +377,9 @@ def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) 
         check(model, 2, 16, await rig.ear.answer(rig, 2))
         damaged = last_block(rig).with_name(f"{last_block(rig).name}.data")
         damaged.write_bytes(bytes(damaged.stat().st_size))
-        rig.send((3, 4), THREE)
+        rig.send(LayerSet(3, 4), THREE)
         await rig.join(THREE)
-        rig.send((3, 4), THREE)
+        rig.send(LayerSet(3, 4), THREE)
         await rig.ear.hear(TransferFailed, Transferred, count=5)
         assert len(rig.said(TransferFailed)) == 1, "the file is not what it was when the model was cut"
 
@@ -426,7 +426,7 @@ def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name
 def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], None]) -> None:
     async def scene(rig: Rig) -> None:
         await rig.join(ONE)
-        rig.send((0, 2), ONE)
+        rig.send(LayerSet(0, 2), ONE)
         await rig.ear.hear(Transferred)
         await rig.die(ONE)
         await rig.join(ONE)
@@ -694,7 +694,10 @@ def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path
     assert made.cut is not None
     every = [block.source for block in made.cut.blocks]
     assert sources_of(made) == every
-    assert [sources_of(made, layers) for layers in ((1, 3), (3, 1), (0, 4), (2, 0))] == [
+    assert [
+        sources_of(made, layers)
+        for layers in (LayerSet(1, 3), LayerSet(1, 3).others, LayerSet(0, 4), LayerSet(0, 2).others)
+    ] == [
         every[1:3],
         [every[0], every[3]],
         every,

@@ -153,7 +153,7 @@ def check_equal(got: Array, model: Path, x: Array) -> None:
 def test_parts_of_any_cut_give_what_the_model_gives(model: Path, tmp_path: Path, bounds: tuple[int, ...]) -> None:
     made = servable(model, tmp_path)
     assert made.cut is not None
-    parts = [PartRuntime(made.cut.blocks, made.signature, layers) for layers in pairwise(bounds)]
+    parts = [PartRuntime(made.cut.blocks, made.signature, range(*layers)) for layers in pairwise(bounds)]
     for part in parts:
         assert part.load(1)
         part.warm(1)
@@ -188,7 +188,7 @@ def test_inputs_that_are_outputs_pass_by_all_parts(tmp_path: Path, bounds: tuple
         whole.load(1)
         found, _ = whole.run([x, id], 1)
     else:
-        parts = [PartRuntime(cut.blocks, known.signature, layers) for layers in pairwise(bounds)]
+        parts = [PartRuntime(cut.blocks, known.signature, range(*layers)) for layers in pairwise(bounds)]
         for part in parts:
             part.load(1)
         passed = write_block(parts[0].passed_on(parts[0].run_part(parts[0].begin([x, id]), 1)), None)
@@ -219,7 +219,7 @@ def test_parts_may_count_rows_as_their_model_does(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rows of a batch cannot be divided at 'y'"):
         cut_of(known, {"": profile}, {}, tmp_path)
     cut = cut_of(known, {"": profile}, {}, tmp_path, for_shadows=False)
-    parts = [PartRuntime(cut.blocks, known.signature, layers) for layers in ((0, 1), (1, 2))]
+    parts = [PartRuntime(cut.blocks, known.signature, range(*layers)) for layers in ((0, 1), (1, 2))]
     for part in parts:
         part.load(1)
         part.warm(1)
@@ -237,7 +237,7 @@ def test_parts_may_count_rows_as_their_model_does(tmp_path: Path) -> None:
 def test_a_part_cannot_serve_alone_until_it_has_all_layers(model: Path, tmp_path: Path, threads: int) -> None:
     made = servable(model, tmp_path)
     assert made.cut is not None
-    part = PartRuntime(made.cut.blocks, made.signature, (1, 3))
+    part = PartRuntime(made.cut.blocks, made.signature, range(1, 3))
     part.load(threads)
     with pytest.raises(MachineError, match="has blocks 1 to 2 of 4, and cannot serve alone"):
         part.run([inputs(1)], threads)
@@ -646,7 +646,7 @@ from dataclasses import dataclass, replace
 from sloop.core.views import Provisioning, ReplicaStart, WeightChain
 from sloop.policies.provision import CheapestStart
 from sloop.systems.catalogue import SYSTEMS
-from sloop.vocabulary import STORE
+from sloop.vocabulary import STORE, LayerSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,7 +656,7 @@ class PartsAtOnce(CheapestStart):
             return CheapestStart.provide(self, now_ns, given)
         name = given.sites[0].node.node.name
         starts = tuple(ReplicaStart(0, chain=chain, pipeline=0) for chain in (0, 1))
-        chains = tuple(WeightChain(STORE, (name,), layers) for layers in ((0, 2), (2, 4)))
+        chains = tuple(WeightChain(STORE, (name,), LayerSet(first, first + 2)) for first in (0, 2))
         return Provisioning(starts, chains, "1 pipeline of 2 parts, cut before layer 2", ((0, 2, 4),))
 
 

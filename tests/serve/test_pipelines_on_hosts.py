@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from sloop.core.views import Provisioning, ReplicaStart, WeightChain
 from sloop.policies.provision import CheapestStart
 from sloop.systems.catalogue import SYSTEMS
-from sloop.vocabulary import STORE
+from sloop.vocabulary import STORE, LayerSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PartsAtOnce(CheapestStart):
             return CheapestStart.provide(self, now_ns, given)
         starts = tuple(ReplicaStart(place, chain=place, pipeline=0) for place in (0, 1))
         names = [site.node.node.name for site in given.sites[:2]]
-        chains = [WeightChain(STORE, (name,), layers) for name, layers in zip(names, ((0, 2), (2, 4)))]
+        chains = [WeightChain(STORE, (name,), LayerSet(first, first + 2)) for name, first in zip(names, (0, 2))]
         return Provisioning(starts, tuple(chains), "1 pipeline of 2 parts, cut before layer 2", ((0, 2, 4),))
 
 

@@ -36,6 +36,7 @@ from sloop.units import ms, s, to_s
 from sloop.vocabulary import (
     STORE,
     Group,
+    LayerSet,
     ModelWeights,
     Node,
     Part,
@@ -76,11 +77,11 @@ def part(place: int, transfer: int | None = None, *, node: str = "") -> StartRep
     return StartReplica(ReplicaId(place), spec(node=node or f"n{place}"), brought, made)
 
 
-def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | None = None) -> Transfer:
-    size_bytes = 100_000_000 * (end - first if first < end else 3 - first + end)
+def layers(number: int, node: str, brings: LayerSet, completes: ReplicaId | None = None) -> Transfer:
+    size_bytes = 100_000_000 * len(brings.positions(3))
     return Transfer(
         TransferId(number),
-        ModelWeights("a", size_bytes, (first, end)),
+        ModelWeights("a", size_bytes, brings),
         STORE,
         (node,),
         completes=() if completes is None else (completes,),
@@ -90,8 +91,8 @@ def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | 
 def serving(startup: Startup = START) -> Cluster:
     """A pipeline of one layer and two layers that serves from 2.6 s on."""
     made = cluster(startup=startup)
-    for place, (first, end) in enumerate(((0, 1), (1, 3))):
-        made.obey(0, layers(place, f"n{place}", first, end))
+    for place, brings in enumerate((LayerSet(0, 1), LayerSet(1, 3))):
+        made.obey(0, layers(place, f"n{place}", brings))
         made.obey(0, part(place, place))
     assert ready(play_until(made, s(2.6))) == [(ms(1300), R0), (ms(2600), R1)], "a third of 900 ms, and two thirds"
     return made
@@ -119,8 +120,8 @@ def stations_ns(made: Cluster, cores: float | None = None) -> list[float]:
 
 def test_parts_load_their_share_and_then_the_rest() -> None:
     made = serving()
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
-    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
+    made.obey(s(3), layers(3, "n1", LayerSet(1, 3).others, R1))
     told = play_until(made, s(9))
     assert completed(told) == [(s(4) + ms(300), R1), (s(5) + ms(600), R0)], "1 and 2 s of transfer, the rest of 900 ms"
     made.obey(s(9), StartReplica(R2, spec(node="n0")))
@@ -129,7 +130,7 @@ def test_parts_load_their_share_and_then_the_rest() -> None:
 
 def test_a_chain_brings_the_rest_to_all_parts_at_once() -> None:
     made = serving()
-    whole = ModelWeights("a", 300_000_000, (0, 3))
+    whole = ModelWeights("a", 300_000_000, LayerSet(0, 3))
     made.obey(s(3), Transfer(TransferId(2), whole, STORE, ("n0", "n1"), completes=(R0, R1)))
     told = play_until(made, s(9))
     assert completed(told) == [(s(6) + ms(300), R1), (s(6) + ms(600), R0)], "3 s of transfer, the rest of 900 ms"
@@ -143,13 +144,13 @@ def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float, is_capped: b
     while it computes a batch. With two threads, each layer is opened twice."""
     made = cluster(startup=ON_CORES)
     slot = structs.replace(spec().slot, cores=cores, is_capped=is_capped)
-    for place, (first, end) in enumerate(((0, 1), (1, 3))):
-        made.obey(0, layers(place, f"n{place}", first, end))
+    for place, brings in enumerate((LayerSet(0, 1), LayerSet(1, 3))):
+        made.obey(0, layers(place, f"n{place}", brings))
         order = part(place, place)
         made.obey(0, structs.replace(order, spec=structs.replace(order.spec, slot=slot)))
     assert ready(play_until(made, s(3))) == [(ms(1300), R0), (ms(2600), R1)]
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
-    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
+    made.obey(s(3), layers(3, "n1", LayerSet(1, 3).others, R1))
     now_ns = s(5) + ms(100)
     told = play_until(made, now_ns)
     made.start_batch(now_ns, batch(0, R1))
@@ -164,7 +165,7 @@ def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float, is_capped: b
 
 def test_a_part_whose_pipeline_breaks_computes_no_more_and_loads_at_full_speed() -> None:
     made = serving(ON_CORES)
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
     play_until(made, s(5) + ms(1))
     for number in range(1000):
         made.start_batch(s(5) + ms(1), batch(number, R1))
@@ -199,7 +200,7 @@ def test_the_rest_is_loaded_tick_by_tick(
 
 def test_a_part_that_batches_have_delayed_completes_sooner_when_its_pipeline_breaks() -> None:
     made, now_ns = serving(ON_CORES), s(5) + ms(1)
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
     play_until(made, now_ns)
     for number in range(1000):
         made.start_batch(now_ns, batch(number, R1))
@@ -212,12 +213,12 @@ def test_a_part_that_batches_have_delayed_completes_sooner_when_its_pipeline_bre
 def test_the_rest_is_loaded_with_the_cores_that_a_part_has_now() -> None:
     made = cluster(startup=ON_CORES)
     slot = structs.replace(spec().slot, cores=0.25)
-    for place, (first, end) in enumerate(((0, 1), (1, 3))):
-        made.obey(0, layers(place, f"n{place}", first, end))
+    for place, brings in enumerate((LayerSet(0, 1), LayerSet(1, 3))):
+        made.obey(0, layers(place, f"n{place}", brings))
         order = part(place, place)
         made.obey(0, structs.replace(order, spec=structs.replace(order.spec, slot=slot)))
     play_until(made, s(3))
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
     play_until(made, s(5) + ms(1200))
     made.obey(s(5) + ms(1200), ResizeReplica(R0, 1.0))
     assert completed(play_until(made, s(60))) == [(s(5) + ms(1500), R0)], "half of 2.4 s, and half of 600 ms"
@@ -229,12 +230,12 @@ def test_parts_of_a_warm_world_get_the_other_layers_at_once() -> None:
     places = WeightPlaces(Topology(TopologyTruth(MBPS, "per_node", node_mbps=MBPS), nodes), weights)
     profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=ON_CORES, layers=EQUAL)}
     made = cluster_of(start_ms=900.0, nodes=nodes, profiles=profiles, weights=places, warm=True)
-    for place, (first, end) in enumerate(((0, 1), (1, 3))):
-        made.obey(0, layers(place, f"n{place}", first, end))
+    for place, brings in enumerate((LayerSet(0, 1), LayerSet(1, 3))):
+        made.obey(0, layers(place, f"n{place}", brings))
         made.obey(0, part(place, place))
     assert ready(play_until(made, 1)) == [(0, R0), (0, R1)]
-    made.obey(1, layers(2, "n0", 1, 0, R0))
-    made.obey(1, layers(3, "n1", 3, 1, R1))
+    made.obey(1, layers(2, "n0", LayerSet(0, 1).others, R0))
+    made.obey(1, layers(3, "n1", LayerSet(1, 3).others, R1))
     assert completed(play_until(made, s(9))) == [(1, R0), (1, R1)]
     made.obey(s(9), StartReplica(R2, spec(node="n0")))
     assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
@@ -242,7 +243,7 @@ def test_parts_of_a_warm_world_get_the_other_layers_at_once() -> None:
 
 def test_a_model_is_sent_to_an_accelerator_while_that_computes() -> None:
     made = serving()
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
     play_until(made, s(5))
     made.start_batch(s(5), batch(0, R0))
     assert completed(play_until(made, s(9))) == [(s(5) + ms(600), R0)]
@@ -263,8 +264,8 @@ def test_a_batch_of_any_part_passes_all_of_them() -> None:
 
 def test_a_complete_replica_runs_alone_when_the_pipeline_is_empty() -> None:
     made = serving()
-    made.obey(s(3), layers(2, "n0", 1, 0, R0))
-    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
+    made.obey(s(3), layers(3, "n1", LayerSet(1, 3).others, R1))
     play_until(made, s(5) + ms(599))
     stations, alone_ns = stations_ns(made), round(made._replicas[R0].speed.means_ns[1])
     made.start_batch(s(5) + ms(599), batch(0, R0))
@@ -286,7 +287,7 @@ def test_batches_of_the_others_are_lost_with_a_part() -> None:
         (s(3), BatchLost(1, R1, "replica 0, another part of it, is lost")),  # type: ignore[arg-type]
     ]
     assert not any(isinstance(each, Finished) for _, each in told)
-    made.obey(s(9), layers(2, "n1", 3, 1, R1))
+    made.obey(s(9), layers(2, "n1", LayerSet(1, 3).others, R1))
     assert completed(play_until(made, s(12))) == [(s(10) + ms(300), R1)], "it completes itself"
     made.start_batch(s(12), batch(2, R1))
     ((at_ns, _),) = play_until(made, s(20))
@@ -297,7 +298,7 @@ def test_layers_whose_source_is_lost_can_be_ordered_again() -> None:
     made = serving()
     made.obey(s(3), Transfer(TransferId(9), ModelWeights("a", 300_000_000), STORE, ("n3",)))
     play_until(made, s(7))
-    rest = structs.replace(layers(10, "n0", 1, 0, R0), source="n3")
+    rest = structs.replace(layers(10, "n0", LayerSet(0, 1).others, R0), source="n3")
     made.obey(s(7), rest)
     made.happen(s(8), -1, NodeFailed("n3"))
     told = play_until(made, s(8))

@@ -27,7 +27,7 @@ from sloop.sim.worlds import random_deployment, random_world
 from sloop.systems.replay import header_of, replay_log
 from sloop.systems.setup import build, weights_of
 from sloop.units import ms, s
-from sloop.vocabulary import ModelWeights, Outcome, Request
+from sloop.vocabulary import LayerSet, ModelWeights, Outcome, Request
 from tests.sim.scene import application, graph_world, provisioned, records_of, several, world
 
 PROFILE = {
@@ -484,7 +484,7 @@ def test_a_version_that_was_trained_again_has_other_weights(tmp_path: Path) -> N
     old, new = weights(b"x" * 1000), weights(b"y" * 1000)
     assert old == weights(b"x" * 1000) != new
     assert (old.name, old.size_bytes) == (new.name, new.size_bytes)
-    layers = [layers_of(each, (1, 2, 1), (0, 1)) for each in (old, new)]
+    layers = [layers_of(each, (1, 2, 1), LayerSet(0, 1)) for each in (old, new)]
     assert [each.model for each in layers] == [old.model, new.model]
 
 

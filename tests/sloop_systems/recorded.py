@@ -163,7 +163,7 @@ def played(run: Run) -> Entry:
             plans.append((now_ns, record.application, target(record.plan)))
         elif isinstance(record, StartReplica):
             spec = record.spec
-            layers = None if record.part is None else record.part.layers
+            layers = None if record.part is None else (record.part.layers.first, record.part.layers.end)
             starts.append((now_ns, spec.stage, spec.variant, spec.cores, spec.node, spec.device, layers))
         elif isinstance(record, AttachShadow):
             starts.append((now_ns, record.replica, helper(record.shadow)))

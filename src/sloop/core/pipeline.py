@@ -28,19 +28,15 @@ from sloop.core.replica import LayerPipeline, Replica
 from sloop.core.state import State
 from sloop.core.views import CompletionInput
 from sloop.text import listed
-from sloop.vocabulary import ALONE, Life, ModelWeights, NodeState, ReplicaId, Slot
+from sloop.vocabulary import ALONE, LayerSet, Life, ModelWeights, NodeState, ReplicaId, Slot
 
 
-def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int, int]) -> ModelWeights:
-    """The weights of these layers of a model, whose files have the sizes `layer_bytes`.
-
-    `layers` is the first layer and the one behind the last. If the first is not before the other, these are all layers
-    except those from the other up to before the first: what a part with those layers lacks.
-    """
-    first, end = layers
-    inner = sum(layer_bytes[min(first, end) : max(first, end)]) / max(1, sum(layer_bytes))
-    size_bytes = round(whole.size_bytes * inner)
-    if first >= end:
+def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: LayerSet) -> ModelWeights:
+    """The weights of these layers of a model, whose files have the sizes `layer_bytes`. With those of the other layers
+    they are as large as the whole model."""
+    between = sum(layer_bytes[layers.first : layers.end]) / max(1, sum(layer_bytes))
+    size_bytes = round(whole.size_bytes * between)
+    if layers.is_complement:
         size_bytes = whole.size_bytes - size_bytes
     return ModelWeights(whole.name, size_bytes, layers, whole.digest)
 
@@ -97,8 +93,8 @@ def order_other_layers(now_ns: int, state: State, replicas: Sequence[Replica], o
         left = [each for each in left if each not in own]
         parts = [each.part for each in own if each.part is not None]
         assert len(parts) == len(own) > 0, "a part that is to get other layers lacks some"
-        first, end = parts[0].layers if len(own) == 1 else (parts[0].bounds[-1], parts[0].bounds[0])
-        rest = layers_of(costs.weights, costs.layer_bytes, (end, first))
+        layers = parts[0].layers.others if len(own) == 1 else LayerSet(parts[0].bounds[0], parts[0].bounds[-1])
+        rest = layers_of(costs.weights, costs.layer_bytes, layers)
         ids = tuple(each.id for each in own)
         order = state.weights.order_layers(now_ns, rest, costs.weights, source, receivers, policy.keeps, ids)
         for replica in own:

@@ -14,6 +14,7 @@ from sloop.vocabulary import (
     ALONE,
     Device,
     Form,
+    LayerSet,
     Life,
     ModelWeights,
     Node,
@@ -423,8 +424,8 @@ class WeightChain(Struct, frozen=True):
     source: str
     """A node that `is_source`, or `STORE`."""
     receivers: tuple[str, ...]
-    layers: tuple[int, int] | None = None
-    """Which layers it brings, the first one and the one behind the last, to parts of pipelines; None for all."""
+    layers: LayerSet | None = None
+    """Which layers it brings to parts of pipelines; None for all."""
 
 
 class ReplicaStart(Struct, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from sloop.core.views import (
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.solvers.starts import PlanColumns
 from sloop.text import counted, listed
-from sloop.vocabulary import STORE, ReplicaId
+from sloop.vocabulary import STORE, LayerSet, ReplicaId
 
 # Places
 
@@ -186,9 +186,7 @@ class Transfers:
         self.sends = Counter(given.sends)
         self.chains: list[WeightChain] = []
 
-    def add(
-        self, routes: Iterable[tuple[str, tuple[str, ...]]], layers: tuple[int, int] | None = None
-    ) -> "ChainsOfNodes":
+    def add(self, routes: Iterable[tuple[str, tuple[str, ...]]], layers: LayerSet | None = None) -> "ChainsOfNodes":
         """Order transfers; returns the transfers by receiving node."""
         made = ChainsOfNodes()
         for source, receivers in routes:
@@ -246,7 +244,10 @@ def starts_of_parts(
         for index, layers in zip(group.sites, pairwise(group.bounds), strict=True):
             if names[index] not in ready:
                 receivers.setdefault(layers, []).append(names[index])
-    sent = {layers: making.add(routes_of(making, own, chains=chains), layers) for layers, own in receivers.items()}
+    sent = {
+        layers: making.add(routes_of(making, own, chains=chains), LayerSet(*layers))
+        for layers, own in receivers.items()
+    }
     return [
         ReplicaStart(
             index, None if names[index] in ready else sent[layers].of(names[index], again=False), pipeline=place
@@ -343,7 +344,7 @@ def why_of(
         parts.append(f"weights are on their way to {_some(joining)}")
     for chain in chains[:MENTIONED_MAX]:
         source = chain.source or "the store"
-        what = "them" if chain.layers is None else f"layers {chain.layers[0]} to {chain.layers[1] - 1}"
+        what = "them" if chain.layers is None else f"layers {chain.layers.first} to {chain.layers.end - 1}"
         parts.append(f"{source} sends {what} to {' → '.join(chain.receivers[:MENTIONED_MAX])}{_more(chain.receivers)}")
     if len(chains) > MENTIONED_MAX:
         parts.append(f"{len(chains) - MENTIONED_MAX} more transfers")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from sloop.profile.profile import FLOOR_MS, LayerProfile
-from sloop.vocabulary import LINK_MBPS
+from sloop.vocabulary import LINK_MBPS, LayerSet
 
 MS_PER_S: Final = 1e3
 
@@ -79,10 +79,8 @@ def passed_line(now: float, stations: Iterable[float], left: Sequence[float]) ->
     return found
 
 
-def layer_share(layers: LayerProfile, first: int, end: int) -> float:
-    """The share of these layers in the model's bytes. If `first` is not before `end`, the share of all layers except
-    those from `end` up to before `first`."""
-    whole = sum(each.param_bytes for each in layers.blocks)
-    inner = layers.blocks[min(first, end) : max(first, end)]
-    share = sum(each.param_bytes for each in inner) / whole if whole else len(inner) / len(layers.blocks)
-    return share if first < end else 1.0 - share
+def layer_share(layers: LayerProfile, kept: LayerSet) -> float:
+    """The share of these layers in the model's bytes."""
+    whole = sum(block.param_bytes for block in layers.blocks)
+    blocks = [layers.blocks[place] for place in kept.positions(len(layers.blocks))]
+    return sum(block.param_bytes for block in blocks) / whole if whole else len(blocks) / len(layers.blocks)

@@ -727,7 +727,8 @@ class AgentSession:
         try:
             cache = await self._cache_with(record.transfer, reception)
             if servable.cut is not None:
-                layers = range(*record.part.layers) if record.part is not None else range(len(servable.cut.blocks))
+                count = len(servable.cut.blocks)
+                layers = record.part.layers.positions(count) if record.part is not None else range(count)
                 files = await self._bring_blocks(worker, cache, servable.cut, layers, record.peers)
                 own = structs.replace(servable, cut=_placed(servable.cut, files))
             else:
@@ -808,12 +809,11 @@ class AgentSession:
         self, worker: _Worker, part: Part, transfer: TransferId | None, reception: _Reception | None
     ) -> None:
         """Fetch the other layers of a part, then order its worker to load them."""
-        first, end = part.layers
         try:
             cut, files = self._backend.blocks_of(worker.spec), dict[int, str]()
             if transfer is not None or not self._is_beside:
                 cache = await self._cache_with(transfer, reception)
-                others = [place for place in range(len(cut.blocks)) if not first <= place < end]
+                others = part.layers.others.positions(len(cut.blocks))
                 files = await self._bring_blocks(worker, cache, cut, others)
         except Exception as error:
             self._backend.give_up(worker.number, _why(error, f"the other layers of replica {worker.number}"))

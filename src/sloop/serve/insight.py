@@ -393,7 +393,7 @@ def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
         "cores_wanted": replica.wanted_cores,
         "shadow_cores": replica.all_cores(0.0),
         "form": replica.group.form.kind,
-        "layers": replica.part.layers if replica.part is not None else None,
+        "layers": (replica.part.layers.first, replica.part.layers.end) if replica.part is not None else None,
         "running": len(replica.running.requests) if replica.running else 0,
         "batches": replica.batches,
     }

@@ -15,7 +15,7 @@ from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
-from sloop.vocabulary import Outcome
+from sloop.vocabulary import LayerSet, Outcome
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -112,9 +112,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     blocks: tuple[CutBlock, ...] = ()
     """The blocks of a model that was cut, so that the worker can have a shadow or begin with a part; empty if it loads
     the file as a whole."""
-    layers: tuple[int, int] | None = None
-    """The blocks with which it begins as a part of a pipeline, from the first one up to before the second number; None
-    for all."""
+    layers: LayerSet | None = None
+    """The blocks with which it begins as a part of a pipeline; None for all."""
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
     batch_max: int = 0

@@ -21,14 +21,14 @@ from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 
 
 class PartRuntime(CutRuntime):
-    """A runtime that has consecutive layer blocks of a model at first, from `layers[0]` up to before `layers[1]`, and
-    all of them when the others are loaded (`Runtime`)."""
+    """A runtime that has consecutive layer blocks of a model at first, `layers`, and all of them when the others are
+    loaded (`Runtime`)."""
 
     def __init__(
         self,
         blocks: Sequence[CutBlock],
         signature: Signature,
-        layers: tuple[int, int],
+        layers: range,
         expected: Expected = NOTHING_KNOWN,
     ) -> None:
         super().__init__(blocks, signature, expected)
@@ -38,34 +38,31 @@ class PartRuntime(CutRuntime):
         ports = [*signature.inputs, *signature.outputs]
         ports += [port for block in blocks for port in (*block.inputs, *block.outputs)]
         datatypes = {port.name: port.datatype for port in ports}
-        first, end = layers
-        entering = blocks[first - 1].crossing if first else tuple(port.name for port in signature.inputs)
+        entering = blocks[layers.start - 1].crossing if layers.start else tuple(port.name for port in signature.inputs)
         self._entering = entering
         """The names of the tensors that its part reads from before."""
-        self._leaving = tuple((name, datatypes[name]) for name in blocks[end - 1].crossing)
+        self._leaving = tuple((name, datatypes[name]) for name in blocks[layers.stop - 1].crossing)
         """The names of the tensors that later parts read, with their datatypes."""
 
     @property
     def is_last(self) -> bool:
         """Whether its part ends with the outputs of the model."""
-        return self.layers[1] - 1 == self._last
+        return self.layers.stop - 1 == self._last
 
     def load(self, threads: int) -> bool:
         """See `Runtime`; opens sessions of the blocks that it has."""
-        return self._chain.load(threads, None if self.is_complete else range(*self.layers))
+        return self._chain.load(threads, None if self.is_complete else self.layers)
 
     def find_others(self, files: Mapping[int, str]) -> None:
         """Use these files, by position, for the blocks that it does not have yet, instead of the files that were named
         when it started."""
-        first, end = self.layers
-        self._chain.find({place: file for place, file in files.items() if not first <= place < end})
+        self._chain.find({place: file for place, file in files.items() if place not in self.layers})
 
     def load_others(self, threads: int) -> None:
         """Load the other blocks, while another thread runs batches. A thread of low priority reads the files and opens
         sessions with one thread each. Sessions with more threads are opened afterwards at the usual priority, because
         their threads would keep the low one."""
-        first, end = self.layers
-        others = [place for place in range(self._last + 1) if not first <= place < end]
+        others = [place for place in range(self._last + 1) if place not in self.layers]
         run_aside(lambda: self._chain.load(1, others))
         if threads != 1:
             self._chain.load(threads, others)
@@ -77,19 +74,19 @@ class PartRuntime(CutRuntime):
         if self.is_complete:
             super().warm(threads)
             return
-        first, end = self.layers
-        ports: Mapping[str, Port] = self._chain.inputs(first, end - 1)
+        first, last = self.layers[0], self.layers[-1]
+        ports: Mapping[str, Port] = self._chain.inputs(first, last)
         feed = zeros(Signature(tuple(ports.values()), ()))
         if feed is not None:
             with contextlib.suppress(Exception):  # between blocks, the first dimension need not count rows
-                self._chain.run(first, end - 1, feed, threads, is_warming=True)
-        self._chain.note_warm(threads, range(first, end))
+                self._chain.run(first, last, feed, threads, is_warming=True)
+        self._chain.note_warm(threads, self.layers)
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """See `Runtime`. MachineError until it has all blocks."""
         if not self.is_complete:
-            first, end = self.layers
-            what = f"this worker has blocks {first} to {end - 1} of {self._last + 1}, and cannot serve alone"
+            own = f"blocks {self.layers[0]} to {self.layers[-1]} of {self._last + 1}"
+            what = f"this worker has {own}, and cannot serve alone"
             raise MachineError(what, help="pass the batch through all workers of its pipeline")
         return super().run(inputs, threads, outputs)
 
@@ -104,8 +101,7 @@ class PartRuntime(CutRuntime):
 
     def run_part(self, known: Mapping[str, Array], threads: int) -> dict[str, Array]:
         """Run its layers on tensors by name. Returns those of the given and computed tensors that later parts read."""
-        first, end = self.layers
-        return self._chain.run(first, end - 1, known, threads)
+        return self._chain.run(self.layers[0], self.layers[-1], known, threads)
 
     def passed_on(self, known: Mapping[str, Array]) -> list[Tensor]:
         """The tensors that later parts read."""

@@ -327,7 +327,7 @@ class Worker:
         expected = Expected(setup.batches, setup.shapes)
         try:
             if setup.layers is not None:
-                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers, expected)
+                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers.between, expected)
             elif setup.blocks:
                 runtime = CutRuntime(setup.blocks, setup.signature, expected)
             else:

@@ -72,6 +72,7 @@ from sloop.vocabulary import (
     STORE,
     BatchId,
     Form,
+    LayerSet,
     ModelWeights,
     Node,
     NodeState,
@@ -1116,7 +1117,11 @@ class Checkers:
                     self._unknown(id)
                 continue  # on another receiver
             own, whole = replica.part, len(order.completes) > 1
-            needed = () if own is None else (own.bounds[0], own.bounds[-1]) if whole else own.layers[::-1]
+            if own is None:
+                self._fail(f"replica {id} does not need these layers")
+            needed = LayerSet(own.bounds[0], own.bounds[-1])
+            if not whole:
+                needed = LayerSet(own.bounds[own.place], own.bounds[own.place + 1], is_complement=True)
             if order.weights.layers != needed or replica.rest in node.arriving:
                 self._fail(f"replica {id} does not need these layers")
             replica.rest = order.transfer

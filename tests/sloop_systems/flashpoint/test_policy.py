@@ -20,7 +20,7 @@ from sloop.core.views import (
 )
 from sloop.options import OutOfRange, check_ranges
 from sloop.profile.estimate import Estimate
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaSpec, Slot
+from sloop.vocabulary import STORE, LayerSet, ModelWeights, Node, ReplicaSpec, Slot
 from sloop_systems.flashpoint.policy import Flashpoint
 from tests.policies.starts import BELIEF, PARTS, cluster, comes, given_of, has, in_parts, node_view, places
 
@@ -154,7 +154,7 @@ def test_replicas_that_start_together_start_as_parts_of_one_model() -> None:
     found = in_parts(PARTED, 4)
     assert found.pipelines == ((0, 1, 2, 3, 4),)
     assert [start.pipeline for start in found.starts] == [0, 0, 0, 0]
-    assert [chain.layers for chain in found.chains] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [chain.layers for chain in found.chains] == [LayerSet(place, place + 1) for place in range(4)]
     assert all(chain.source == STORE for chain in found.chains)
     assert found.why.startswith("4 replicas of t5; 1 pipeline of 4 parts, cut before layer 1, 2 and 3")
 
@@ -171,7 +171,10 @@ def test_a_long_queue_makes_fewer_parts_and_one_start_is_whole() -> None:
 
 def test_a_part_is_sent_along_a_chain_to_all_pipelines() -> None:
     found = in_parts(replace(PARTED, pieces_max=2), 8)
-    assert [(chain.layers, len(chain.receivers)) for chain in found.chains] == [((0, 2), 4), ((2, 4), 4)]
+    assert [(chain.layers, len(chain.receivers)) for chain in found.chains] == [
+        (LayerSet(0, 2), 4),
+        (LayerSet(2, 4), 4),
+    ]
     holders = [WeightsView(f"h{number}", "r0", True, None, 1, True) for number in range(2)]
     held = in_parts(replace(PARTED, pieces_max=2), 8, weights=holders)
     assert sorted({chain.source for chain in held.chains}) == ["h0", "h1"]

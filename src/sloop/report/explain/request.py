@@ -407,8 +407,9 @@ class _Follower:
         if isinstance(record, ReplicaReady):
             replica = self._run.replicas.get(record.replica) if self._run is not None else None
             if replica is not None and replica.part is not None:
-                first, end = replica.part.layers
-                return f"{name} had layers {first} to {end - 1} of its model{self._starts.end(record.replica)}"
+                layers = replica.part.layers
+                which = f"layers {layers.first} to {layers.end - 1}"
+                return f"{name} had {which} of its model{self._starts.end(record.replica)}"
             return f"{name} became ready{self._starts.end(record.replica)}"
         if isinstance(record, AdoptReplica):
             return f"{name} was taken over from an earlier server"

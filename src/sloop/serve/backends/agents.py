@@ -115,6 +115,7 @@ from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     STORE,
     BatchId,
+    LayerSet,
     ModelWeights,
     Node,
     Part,
@@ -591,7 +592,8 @@ class AgentBackend(KnownStages):
         return [
             servable
             for servable in reversed(self._servables.values())
-            if weights in servable.weights or (weights.layers and weights.model in {w.model for w in servable.weights})
+            if weights in servable.weights
+            or (weights.layers is not None and weights.model in {w.model for w in servable.weights})
         ]
 
     def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
@@ -1177,7 +1179,7 @@ class AgentBackend(KnownStages):
             self._listener.on_event(event)
 
 
-def sources_of(servable: Servable, layers: tuple[int, int] | None = None) -> list[str]:
+def sources_of(servable: Servable, layers: LayerSet | None = None) -> list[str]:
     """The sources from which agents get a model: its URL or, if it was cut, its blocks, or those of some layers
     (`ModelWeights.layers`). Empty if agents do not fetch it."""
     if servable.cut is None:
@@ -1185,5 +1187,4 @@ def sources_of(servable: Servable, layers: tuple[int, int] | None = None) -> lis
     sources = [block.source for block in servable.cut.blocks]
     if layers is None or not all(sources):
         return sources if all(sources) else []
-    first, end = layers
-    return sources[first:end] if first < end else sources[:end] + sources[first:]
+    return [sources[place] for place in layers.positions(len(sources))]

@@ -36,7 +36,7 @@ from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
 from sloop.units import s
-from sloop.vocabulary import ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import LayerSet, ReplicaSpec, Shadow, Slot
 
 FETCHING, SPAWNING, LOADING, SENDING, WARMING = "fetching", "spawning", "loading", "sending", "warming"
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
@@ -92,9 +92,9 @@ class ColdStartSampler:
         parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
         return round(length_ns * (parts.process_s / parts.sum_s)) if parts is not None and parts.sum_s else 0
 
-    def share(self, spec: ReplicaSpec, layers: tuple[int, int]) -> float:
+    def share(self, spec: ReplicaSpec, layers: LayerSet) -> float:
         """The fraction of the time to load and send a model that these layers take, by their size."""
-        return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], *layers)
+        return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], layers)
 
     def rest_ns(self, spec: ReplicaSpec, slot: Slot, length_ns: int) -> int:
         """How long a part loads the other layers if it computes nothing, on the slot that it has now. `length_ns`: how
