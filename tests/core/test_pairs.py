@@ -109,7 +109,7 @@ def test_a_shadow_that_the_plan_does_not_want_any_more_is_detached_and_frees_its
     assert isinstance(start, StartBatch)
     scene.script.target = plan_of(1)
     assert orders(scene.act(2000, WOKE)) == [DetachShadow(R0, 0, "the plan has no such shadow")]
-    assert (replica(scene).form, replica(scene).shadow) == (ALONE, None)
+    assert (replica(scene).form, replica(scene).shadow_drains) == (ALONE, True)
     assert scene.core.state.ledger.view("n0").free_cores == 1, "until it has stopped"
     assert scene.act(2002, Finished(start.batch, R0, ms(12)))
     assert scene.beliefs["only", "a", ""].forms[Form(SHADOW)].observed == [(1, 1.0, ms(12))]

@@ -10,6 +10,7 @@ from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
+from sloop.core.life import WorkerState
 from sloop.core.monitor import Monitor
 from sloop.core.queue import Queue
 from sloop.core.rates import BatchLimits
@@ -252,7 +253,7 @@ def test_remaining_times_follow_changes_of_replicas() -> None:
         replica = replica_of(there, id)
         made.replicas[replica.id] = replica
         there.pool.add(replica)
-        shared.set_life(0, replica, Life.READY)
+        shared.enter(0, replica, WorkerState.SERVING)
         there.pool.add_idle(replica)
     assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
     assert [stage.queue.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]

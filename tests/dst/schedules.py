@@ -1078,8 +1078,8 @@ def wrong_ledger(core: Core) -> str:
     if ledger.reservations.keys() != state.replicas.keys():
         return f"reservations of {list(ledger.reservations)}, replicas {list(state.replicas)}"
     for id, replica in state.replicas.items():
-        wanted = replica.shadow or replica.form.shadow
-        if bool(ledger.reservations[id].shadow_millicores) is not (wanted is not None or replica.is_parting):
+        wanted = replica.form.shadow or replica.shadow_worker
+        if bool(ledger.reservations[id].shadow_millicores) is not (wanted is not None):
             return f"the reservation of replica {id} is {ledger.reservations[id]}, its shadow {wanted}"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
@@ -1145,10 +1145,10 @@ def _unfinished_version(core: Core, application: ApplicationState) -> str:
     for target in control.plan.stages:
         replicas = application.stages[target.stage].pool.replicas.values()
         found = [
-            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.is_parting)
+            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.shadow_worker)
             for each in replicas
         ]
-        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, False) for group in target.groups]
+        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, None) for group in target.groups]
         if found != wanted:
             return f"replicas of {target.stage} are {found}"
     return ""

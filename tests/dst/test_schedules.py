@@ -170,8 +170,8 @@ def keep_the_room_of_shadows(patch: pytest.MonkeyPatch) -> None:
 def free_a_shadow_that_still_runs(patch: pytest.MonkeyPatch) -> None:
     real = ControlPath._part
 
-    def part(self: ControlPath, now_ns: int, replica: Any) -> None:
-        real(self, now_ns, replica)
+    def part(self: ControlPath, now_ns: int, replica: Any, worker: Any) -> None:
+        real(self, now_ns, replica, worker)
         self._state.ledger.detach(replica.id)
 
     patch.setattr(ControlPath, "_part", part)

@@ -28,6 +28,7 @@ from sloop.core.application import BUCKET_NS_MAX, ApplicationState
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
 from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
+from sloop.core.life import INCOMPLETE, WorkerState
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
@@ -39,7 +40,7 @@ from sloop.core.pipeline import (
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start
-from sloop.core.replica import STALL_NS_MIN, Replica
+from sloop.core.replica import STALL_NS_MIN, AttachedShadow, Replica
 from sloop.core.stage import RESTART_NS_MAX, StageState
 from sloop.core.state import State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
@@ -111,6 +112,8 @@ class PlanProgress(IntEnum):
     NO_ROOM = 3
     """No node has room for a part of the plan: compare also at each tick, and at each event of any replica."""
 
+
+ShadowEvent = ShadowReady | ShadowLost | ShadowStopped
 
 BLOCKED: Final = (PlanProgress.TOO_SOON, PlanProgress.NO_ROOM)
 """An order was impossible."""
@@ -463,7 +466,7 @@ class ControlPath:
             return
         if replica.pipeline is not None:
             return  # it has all layers, and others of its pipeline have yet to start
-        self._state.set_life(now_ns, replica, Life.READY)
+        self._state.enter(now_ns, replica, WorkerState.SERVING)
         if replica.is_provided:
             self._state.weights.ready(now_ns, replica.id)
         replica.stage.pool.add_idle(replica)
@@ -493,7 +496,7 @@ class ControlPath:
             return
         stage = replica.stage
         is_found_out = is_blamed and replica.batch is not None and replica.batch.is_suspect
-        is_unstarted = is_blamed and (replica.life is Life.STARTING or replica.part is not None)
+        is_unstarted = is_blamed and replica.state in INCOMPLETE
         node = replica.node if is_unstarted else ""
         wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out, unstarted_on=node)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
@@ -545,22 +548,21 @@ class ControlPath:
 
     def shadow_ready(self, now_ns: int, event: ShadowReady, out: list[Action]) -> None:
         """A shadow has loaded its blocks: its replica is a pair from now on."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.shadow is None or replica.shadow_number != event.number:
-            return
-        if replica.form.shadow is None:
-            self._state.set_form(now_ns, replica, Form(replica.shadow))
+        replica, worker = self._shadow_of(event)
+        if replica is not None and worker is not None and worker.state is WorkerState.STARTING:
+            worker.enter(WorkerState.SERVING)
+            self._state.set_form(now_ns, replica, Form(worker.shadow))
             self._advance_all(now_ns, replica, out)
 
     def shadow_lost(self, now_ns: int, event: ShadowLost, out: list[Action]) -> None:
         """A shadow died: its replica goes on alone, and gets another one as soon as a lost replica would be
         replaced. Losses of which the last is longer ago than the longest such delay do not count."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.shadow_number != event.number:
+        replica, worker = self._shadow_of(event)
+        if replica is None or worker is None:
             return
-        if replica.is_parting:
+        if worker.state is WorkerState.DRAINING:
             self._free_shadow(now_ns, replica, out)
-        elif replica.shadow is not None:
+        else:
             stage = replica.stage
             if now_ns > stage.shadow_backoff.not_before_ns + RESTART_NS_MAX:
                 stage.shadow_backoff.reset()
@@ -569,26 +571,32 @@ class ControlPath:
             why = f"its shadow is lost: {event.error}; another one starts {when}"
             if replica.life is not Life.DRAINING:
                 out.append(Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
-            self._part(now_ns, replica)
+            self._part(now_ns, replica, worker)
             self._free_shadow(now_ns, replica, out)
             self._compare(now_ns, [self._applications[stage.application.key]], out)
 
     def shadow_stopped(self, now_ns: int, event: ShadowStopped, out: list[Action]) -> None:
         """A shadow that was told to stop has freed its resources."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is not None and replica.shadow_number == event.number and replica.is_parting:
+        replica, worker = self._shadow_of(event)
+        if replica is not None and worker is not None and worker.state is WorkerState.DRAINING:
             self._free_shadow(now_ns, replica, out)
 
-    def _part(self, now_ns: int, replica: Replica) -> None:
+    def _shadow_of(self, event: ShadowEvent) -> tuple[Replica | None, AttachedShadow | None]:
+        """The replica and the shadow that an event is about; None for what is gone."""
+        replica = self._state.replicas.get(event.replica)
+        worker = replica.shadow_worker if replica is not None else None
+        return replica, worker if worker is not None and worker.number == event.number else None
+
+    def _part(self, now_ns: int, replica: Replica, worker: AttachedShadow) -> None:
         """A replica serves alone from now on. Its shadow keeps its reservation."""
-        replica.shadow, replica.is_parting = None, True
+        worker.enter(WorkerState.DRAINING)
         replica.stage.pool.note_change(replica)
         if replica.form.shadow is not None:
             self._state.set_form(now_ns, replica, ALONE)
 
     def _free_shadow(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """A shadow is gone: others may have its room."""
-        replica.is_parting = False
+        replica.shadow_worker = None
         self._state.ledger.detach(replica.id)
         self._advance_all(now_ns, replica, out)
 
@@ -633,12 +641,12 @@ class ControlPath:
             out += self._state.weights.make_room([node.name])
         on = [each for each in self._state.replicas.values() if each.node == node.name]
         staying = [each for each in on if each.life is not Life.DRAINING]
-        for each in [each for each in staying if each.shadow is not None]:
+        for each in [each for each in staying if each.shadow_worker is not None and not each.shadow_drains]:
             if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
                 self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
         held = [ledger.reservations[each.id] for each in on if each not in staying]
         free_bytes = ledger.free_memory_bytes(node.name) + sum(each.memory_bytes for each in held)
-        free_bytes += sum(ledger.reservations[each.id].shadow_memory_bytes for each in staying if each.is_parting)
+        free_bytes += sum(ledger.reservations[each.id].shadow_memory_bytes for each in staying if each.shadow_drains)
         while free_bytes < 0 and (victim := expendable(staying)) is not None:
             free_bytes += ledger.reservations[victim.id].memory_bytes
             self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too little memory for it now", out)
@@ -687,7 +695,7 @@ class ControlPath:
             self._stop(now_ns, stage, [id], why, out)
             return
         if kept.is_ready:
-            state.set_life(now_ns, replica, Life.READY)
+            state.enter(now_ns, replica, WorkerState.SERVING)
             stage.pool.add_idle(replica)
         application = self._applications[stage.application.key]
         application.look_whether_awake(now_ns, out)
@@ -953,8 +961,10 @@ class ControlPath:
         """Stop the shadows of replicas, which serve alone from now on."""
         for id in ids:
             replica = stage.pool.replicas[id]
-            self._part(now_ns, replica)
-            out.append(DetachShadow(id, replica.shadow_number, why))
+            worker = replica.shadow_worker
+            assert worker is not None, f"replica {id} has no shadow"
+            self._part(now_ns, replica, worker)
+            out.append(DetachShadow(id, worker.number, why))
 
     def _attach(
         self,
@@ -970,7 +980,7 @@ class ControlPath:
             replica = stage.pool.replicas[id]
             belief = replica.service_rate.belief
             memory_bytes = belief.of(Form(shadow)).memory_bytes - belief.of(ALONE).memory_bytes
-            if replica.life is not Life.READY or replica.is_parting or replica.pipeline is not None:
+            if replica.life is not Life.READY or replica.shadow_drains or replica.pipeline is not None:
                 progress = max(progress, PlanProgress.WAITING)
             elif now_ns < stage.shadow_backoff.not_before_ns:
                 progress = max(progress, PlanProgress.TOO_SOON)
@@ -982,12 +992,12 @@ class ControlPath:
                     key = application.state.key
                     out.append(Decided("shadow", shortage.why, stage.name, id, application=key))
             else:
-                replica.shadow, replica.shadow_number = shadow, self._state.next_shadow
+                number, replica.shadow_worker = self._state.next_shadow, AttachedShadow(self._state.next_shadow, shadow)
                 self._state.next_shadow += 1
                 stage.pool.note_change(replica)
                 if self._state.weights.by_node:
                     out += self._state.weights.make_room([replica.node])
-                out.append(AttachShadow(id, replica.shadow_number, shadow))
+                out.append(AttachShadow(id, number, shadow))
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
@@ -1053,7 +1063,7 @@ class ControlPath:
                 stopping[replica.pipeline.id] = replica
             if replica.life is Life.READY and replica.batch is None:
                 stage.pool.remove_idle(replica)
-            self._state.set_life(now_ns, replica, Life.DRAINING)
+            self._state.enter(now_ns, replica, WorkerState.DRAINING)
             if replica.batch is None and (replica.pipeline is None or not replica.pipeline.has_batch):
                 if replica.pipeline is None:
                     out.append(StopReplica(id, why))

@@ -24,6 +24,7 @@ from dataclasses import replace
 from sloop.actions import Action, Decided
 from sloop.core.difference import Difference
 from sloop.core.dispatch import stops_of
+from sloop.core.life import WorkerState
 from sloop.core.replica import LayerPipeline, Replica
 from sloop.core.state import State
 from sloop.core.views import CompletionInput
@@ -44,16 +45,18 @@ def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: LayerSet)
 def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
     """A part has started. Returns whether its pipeline serves now."""
     pipeline = replica.pipeline
-    if pipeline is None:
-        _begin_completion(now_ns, state, [replica], out)
+    if replica.state is not WorkerState.STARTING:
         return False
-    if replica.id in pipeline.started:
+    if pipeline is None:
+        state.enter(now_ns, replica, WorkerState.COMPLETING)
+        _begin_completion(now_ns, state, [replica], out)
         return False
     pipeline.started[replica.id] = None
     if not pipeline.is_ready:
+        state.enter(now_ns, replica, WorkerState.WAITING)
         return False
     for member in pipeline.members.values():
-        state.set_life(now_ns, member, Life.READY)
+        state.enter(now_ns, member, WorkerState.SERVING if member.part is None else WorkerState.PIPELINED)
         member.stage.pool.add_idle(member)
     _begin_completion(now_ns, state, pipeline.members.values(), out)
     _note_complete(now_ns, state, pipeline, out)
@@ -67,6 +70,8 @@ def on_completed(now_ns: int, state: State, replica: Replica, out: list[Action])
         return False
     replica.part = None
     state.weights.ready(now_ns, replica.id)
+    if replica.state is WorkerState.PIPELINED:
+        state.enter(now_ns, replica, WorkerState.SERVING)
     if pipeline is not None:
         _note_complete(now_ns, state, pipeline, out)
     elif replica.life is Life.STARTING:
@@ -109,7 +114,7 @@ def dissolve(now_ns: int, state: State) -> list[Replica]:
     found: list[Replica] = []
     for pipeline in list(state.dissolving.values()):
         members = pipeline.members.values()
-        if not members or any(member.life is Life.DRAINING for member in members):
+        if not members or any(member.state is WorkerState.DRAINING for member in members):
             del state.dissolving[pipeline.id]  # they stop together, or are gone
         elif not pipeline.runs_batches:
             del state.dissolving[pipeline.id]
@@ -134,16 +139,14 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
     for member in pipeline.members.values():
         member.pipeline = None
         state.set_form(now_ns, member, ALONE)
-        if member.life is Life.DRAINING:
+        if member.state is WorkerState.DRAINING:
             out += stops_of(member, "drained") if member.batch is None else ()
-        elif member.part is None:
-            if member.life is Life.STARTING:
-                _serve_alone(now_ns, state, member)
-        elif member.id in pipeline.started:
-            if member.life is Life.READY:
-                if member.batch is None:
-                    member.stage.pool.remove_idle(member)
-                state.set_life(now_ns, member, Life.STARTING)
+        elif member.state is WorkerState.WAITING and member.part is None:
+            _serve_alone(now_ns, state, member)
+        elif member.state in (WorkerState.WAITING, WorkerState.PIPELINED):
+            if member.state is WorkerState.PIPELINED and member.batch is None:
+                member.stage.pool.remove_idle(member)
+            state.enter(now_ns, member, WorkerState.COMPLETING)
             _begin_completion(now_ns, state, [member], out)
 
 
@@ -206,6 +209,6 @@ def _note_complete(now_ns: int, state: State, pipeline: LayerPipeline, out: list
 
 
 def _serve_alone(now_ns: int, state: State, replica: Replica) -> None:
-    state.set_life(now_ns, replica, Life.READY)
+    state.enter(now_ns, replica, WorkerState.SERVING)
     if replica.batch is None:
         replica.stage.pool.add_idle(replica)

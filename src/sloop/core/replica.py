@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from sloop.core.graph_estimates import LeastTimes
 from sloop.core.ledger import millicores
+from sloop.core.life import FOLLOWING, WorkerState, wrong_step
 from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
 from sloop.core.views import Belief, BeliefKey, ReplicaView
 from sloop.units import FOREVER_NS, NS_PER_S, s
@@ -80,6 +81,20 @@ class RunningBatch(Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True, eq=False)
+class AttachedShadow:
+    """The shadow of a replica, from the order to start it until it has stopped or is lost."""
+
+    number: int
+    shadow: Shadow
+    state: WorkerState = WorkerState.STARTING
+
+    def enter(self, state: WorkerState) -> None:
+        """Move it to another state."""
+        assert state in FOLLOWING[self.state], wrong_step(self.state, state)
+        self.state = state
+
+
+@dataclass(slots=True, eq=False)
 class Replica:
     """A replica from the order to start it until it has stopped or is lost."""
 
@@ -88,10 +103,12 @@ class Replica:
     """What the plan asked for; the cores may have changed since."""
     stage: "StageState"
     since_ns: int
-    """When it entered its state."""
+    """When its life became what it is."""
     node: str
     device: str | None = None
+    state: WorkerState = WorkerState.STARTING
     life: Life = Life.STARTING
+    """That of its state (`LIVES`)."""
     service_rate: ServiceRate = field(init=False)
     slot: Slot = field(init=False)
     """The slot in effect."""
@@ -107,12 +124,8 @@ class Replica:
     """Batches it has been sent so far."""
     form: Form = ALONE
     """In effect."""
-    shadow: Shadow | None = None
-    """The shadow that serves with it, or is being loaded for that."""
-    shadow_number: int = -1
-    """Of the shadow that was last ordered."""
-    is_parting: bool = False
-    """Whether its shadow was told to stop. It keeps its reservation until it has."""
+    shadow_worker: AttachedShadow | None = None
+    """Its shadow, which has a reservation until it is gone."""
     is_provided: bool = False
     """Whether a provision policy has brought its weights, so that the core knows of them."""
     transfer: TransferId | None = None
@@ -157,10 +170,15 @@ class Replica:
         return self.service_rate.batch_max
 
     @property
+    def shadow_drains(self) -> bool:
+        """Whether its shadow was told to stop, and has not done so yet."""
+        return self.shadow_worker is not None and self.shadow_worker.state is WorkerState.DRAINING
+
+    @property
     def will_free_cores(self) -> bool:
         """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
         is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
-        return self.life is Life.DRAINING or is_shrinking or self.is_parting
+        return self.life is Life.DRAINING or is_shrinking or self.shadow_drains
 
     def order_cores(self, cores: float) -> None:
         """A resize is ordered."""
@@ -173,8 +191,8 @@ class Replica:
         spec, batch = self.spec, self.batch
         if spec.slot.cores != self.target_cores:
             spec = spec.with_cores(self.target_cores)
-        if self.shadow is not None:
-            spec = structs.replace(spec, shadow=self.shadow)
+        if self.shadow_worker is not None and not self.shadow_drains:
+            spec = structs.replace(spec, shadow=self.shadow_worker.shadow)
         running = len(batch.visits) if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
 
@@ -264,7 +282,7 @@ class ReplicaPool:
     def is_changing(self) -> bool:
         """Whether a replica starts, drains or is being resized, or a shadow stops, so that room or capacity may soon
         grow."""
-        return any(r.life is not Life.READY or r.resizing or r.is_parting for r in self.replicas.values())
+        return any(r.life is not Life.READY or r.resizing or r.shadow_drains for r in self.replicas.values())
 
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""

@@ -15,6 +15,7 @@ Nothing in it depends on whether the driver is a live server or the simulator. I
 from sloop.actions import Action
 from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
+from sloop.core.life import FOLLOWING, LIVES, WorkerState, wrong_step
 from sloop.core.rates import DeviceKey, DeviceLoad
 from sloop.core.replica import LayerPipeline, Replica
 from sloop.core.stage import StageState
@@ -39,12 +40,15 @@ class State:
         self.dissolving: dict[PipelineId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 
-    def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
+    def enter(self, now_ns: int, replica: Replica, state: WorkerState) -> None:
         """Move a replica to another state."""
-        stage, before = replica.stage, replica.life
+        assert state in FOLLOWING[replica.state], wrong_step(replica.state, state)  # not a call for each start
+        replica.state, stage, before, life = state, replica.stage, replica.life, LIVES[state]
+        if life is before:
+            return
         stage.pool.set_life(replica, life)
         replica.since_ns = now_ns
-        if Life.READY in (before, life) and before is not life:
+        if Life.READY in (before, life):
             stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
         if life is Life.READY and (stage.avoided_ns or stage.start_backoff.charged):
             stage.can_start_on(replica.node)
