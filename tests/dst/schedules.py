@@ -1083,8 +1083,8 @@ def wrong_ledger(core: Core) -> str:
             return f"the reservation of replica {id} is {ledger.reservations[id]}, its shadow {wanted}"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
-        used[reservation.node] += reservation.millicores + reservation.shadow_millicores
-        memory_bytes[reservation.node] += reservation.memory_bytes + reservation.shadow_memory_bytes
+        used[reservation.node] += reservation.millicores
+        memory_bytes[reservation.node] += reservation.memory_bytes
     for name, node in ledger.nodes.items():
         free = ledger.free_millicores(name)
         if free < 0 or free + used[name] != millicores(node.cores):

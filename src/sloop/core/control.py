@@ -645,10 +645,10 @@ class ControlPath:
             if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
                 self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
         held = [ledger.reservations[each.id] for each in on if each not in staying]
-        free_bytes = ledger.free_memory_bytes(node.name) + sum(each.memory_bytes for each in held)
+        free_bytes = ledger.free_memory_bytes(node.name) + sum(each.body_memory_bytes for each in held)
         free_bytes += sum(ledger.reservations[each.id].shadow_memory_bytes for each in staying if each.shadow_drains)
         while free_bytes < 0 and (victim := expendable(staying)) is not None:
-            free_bytes += ledger.reservations[victim.id].memory_bytes
+            free_bytes += ledger.reservations[victim.id].body_memory_bytes
             self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too little memory for it now", out)
             staying = [each for each in staying if each.life is not Life.DRAINING]
         there = millicores(node.cores)

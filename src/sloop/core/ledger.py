@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import counted, number
 from sloop.units import GIB, ROUNDING
-from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shadow, Slot
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -32,18 +32,34 @@ def millicores(cores: float) -> int:
     return round(cores * MILLI)
 
 
+def spec_millicores(slot: Slot, shadow: Shadow | None) -> int:
+    """The cores of a replica on this slot, with those of its shadow, as integer thousandths."""
+    return millicores(slot.cores) + (millicores(shadow.cores) if shadow is not None else 0)
+
+
 class Reservation(Struct):
     """The resources that one replica reserves on its node, and on one device of it ("" for none)."""
 
     node: str
     millicores: int
     memory_bytes: int
+    """Cores and memory with those of its shadow."""
     device: str = ""
     micro_share: int = 0
     device_memory_bytes: int = 0
     shadow_millicores: int = 0
-    """What its shadow takes besides."""
+    """What its shadow has of them."""
     shadow_memory_bytes: int = 0
+
+    @property
+    def body_millicores(self) -> int:
+        """The cores of the replica itself."""
+        return self.millicores - self.shadow_millicores
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """The memory of the replica itself."""
+        return self.memory_bytes - self.shadow_memory_bytes
 
     @classmethod
     def of(cls, spec: ReplicaSpec, belief: Belief, node: str, device: str | None) -> "Reservation":
@@ -260,10 +276,7 @@ class Ledger:
         """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
         assert replica not in self.reservations, f"replica {replica} reserved twice"
         free = self._free[wanted.node]
-        if (
-            wanted.millicores + wanted.shadow_millicores > free.millicores
-            or wanted.memory_bytes + wanted.shadow_memory_bytes > free.memory_bytes
-        ):
+        if wanted.millicores > free.millicores or wanted.memory_bytes > free.memory_bytes:
             return False
         if wanted.device:
             device = free.devices.get(wanted.device)
@@ -328,7 +341,7 @@ class Ledger:
         """Change a replica's cores. Returns False, and changes nothing, if they are more and the node has too few
         free. Fewer cores are always granted, also where a node has become too small for its replicas."""
         reservation = self.reservations[replica]
-        extra = millicores(cores) - reservation.millicores
+        extra = millicores(cores) - reservation.body_millicores
         free = self._free[reservation.node]
         if extra > max(0, free.millicores):
             return False
@@ -339,7 +352,7 @@ class Ledger:
 
     def grow(self, replica: ReplicaId, cores: float) -> bool:
         """Reserve at least `cores` for a replica. Returns False, and changes nothing, if the node has too few."""
-        return millicores(cores) <= self.reservations[replica].millicores or self.resize(replica, cores)
+        return millicores(cores) <= self.reservations[replica].body_millicores or self.resize(replica, cores)
 
     def attach(self, replica: ReplicaId, cores: float, memory_bytes: int) -> bool:
         """Reserve room for a replica's shadow beside it. Returns False, and changes nothing, if the node has too
@@ -351,6 +364,8 @@ class Ledger:
             return False
         self._take(reservation, -1)
         reservation.shadow_millicores, reservation.shadow_memory_bytes = wanted, memory_bytes
+        reservation.millicores += wanted
+        reservation.memory_bytes += memory_bytes
         self._take(reservation, 1)
         return True
 
@@ -358,6 +373,7 @@ class Ledger:
         """Free what the replica's shadow has reserved."""
         reservation = self.reservations[replica]
         self._take(reservation, -1)
+        reservation.millicores, reservation.memory_bytes = reservation.body_millicores, reservation.body_memory_bytes
         reservation.shadow_millicores = reservation.shadow_memory_bytes = 0
         self._take(reservation, 1)
 
@@ -437,8 +453,8 @@ class Ledger:
         free = self._free[reservation.node]
         self._changed[reservation.node] = None
         free.replicas += sign
-        free.millicores -= sign * (reservation.millicores + reservation.shadow_millicores)
-        free.memory_bytes -= sign * (reservation.memory_bytes + reservation.shadow_memory_bytes)
+        free.millicores -= sign * reservation.millicores
+        free.memory_bytes -= sign * reservation.memory_bytes
         device = free.devices.get(reservation.device)  # none if the node no longer has it
         if device is not None:
             device.micro_share -= sign * reservation.micro_share

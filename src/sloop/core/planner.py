@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 from msgspec import structs
 
-from sloop.core.ledger import MILLI, millicores
+from sloop.core.ledger import MILLI, millicores, spec_millicores
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import (
     ApplicationView,
@@ -362,8 +362,8 @@ def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
     millis: dict[str, int] = {}
     for target in plan.stages if plan else ():
         for group in target.groups:
-            slot, shadow = group.spec.slot, group.spec.shadow
-            each = millicores(slot.cores) + (millicores(shadow.cores) if shadow is not None else 0)
+            slot = group.spec.slot
+            each = spec_millicores(slot, group.spec.shadow)
             millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * each
     return {hardware: milli / MILLI for hardware, milli in millis.items()}
 

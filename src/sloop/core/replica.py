@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct, structs
 
 from sloop.core.graph_estimates import LeastTimes
-from sloop.core.ledger import millicores
+from sloop.core.ledger import spec_millicores
 from sloop.core.life import FOLLOWING, WorkerState, wrong_step
 from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
 from sloop.core.views import Belief, BeliefKey, ReplicaView
@@ -394,8 +394,7 @@ class ReplicaPool:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
             belief = self._beliefs[variant, slot.hardware]
             belief = belief if form is ALONE else belief.of(form)
-            used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
-            found = ServiceRate(belief, slot, form, used, place, belief.shares(slot))
+            found = ServiceRate(belief, slot, form, spec_millicores(slot, form.shadow), place, belief.shares(slot))
             self._rates[variant, slot, form, place] = found
             found.refresh(self._limits)
         return found
