@@ -41,7 +41,7 @@ from sloop.core.pipeline import (
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start
 from sloop.core.replica import STALL_NS_MIN, AttachedShadow, Replica
-from sloop.core.stage import RESTART_NS_MAX, StageState
+from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
 from sloop.events import (
@@ -556,7 +556,7 @@ class ControlPath:
 
     def shadow_lost(self, now_ns: int, event: ShadowLost, out: list[Action]) -> None:
         """A shadow died: its replica goes on alone, and gets another one as soon as a lost replica would be
-        replaced. Losses of which the last is longer ago than the longest such delay do not count."""
+        replaced."""
         replica, worker = self._shadow_of(event)
         if replica is None or worker is None:
             return
@@ -564,8 +564,6 @@ class ControlPath:
             self._free_shadow(now_ns, replica, out)
         else:
             stage = replica.stage
-            if now_ns > stage.shadow_backoff.not_before_ns + RESTART_NS_MAX:
-                stage.shadow_backoff.reset()
             wait_ns = stage.shadow_backoff.lose(now_ns)
             when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
             why = f"its shadow is lost: {event.error}; another one starts {when}"

@@ -47,8 +47,12 @@ from 10 s to 5 min (CrashLoopBackOff), too long for a server whose only replica 
 
 @dataclass(slots=True, eq=False)
 class RestartBackoff:
-    """When a lost replica of a stage may be replaced. The delay grows while no batch finishes between the losses."""
+    """When a lost worker of a stage may be replaced. The delay grows while nothing shows between the losses that the
+    next one will work: `reset`."""
 
+    forgets: bool = False
+    """Whether losses of which the last is longer ago than the longest delay do not count, because nothing else shows
+    that workers stay: the shadows' do."""
     losses: int = 0
     """Replicas lost since a batch last finished."""
     not_before_ns: int = 0
@@ -66,6 +70,8 @@ class RestartBackoff:
         `is_found_out` says that a single request is the cause. Then neither this loss nor those before it count, unless
         there were `FOUND_OUT_MAX` such losses already.
         """
+        if self.forgets and now_ns > self.not_before_ns + RESTART_NS_MAX:
+            self.reset()
         self.losses += 1
         if is_found_out and self.found_out < FOUND_OUT_MAX:
             self.found_out += 1
@@ -130,8 +136,8 @@ class StageState:
         do not show that starts work."""
         self.avoided_ns: dict[str, int] = {}
         """By node on which a replica was lost before it could serve, until when others are preferred."""
-        self.shadow_backoff = RestartBackoff()
-        """How soon a lost shadow is replaced."""
+        self.shadow_backoff = RestartBackoff(forgets=True)
+        """The same for shadows. Batches do not reset it either: the replica finishes them alone."""
         self.times = TimeEstimates()
 
     def follow(self, target: StagePlan) -> None:
