@@ -115,12 +115,12 @@ class BlockTable:
     @cached_property
     def compute_ms(self) -> tuple[float, ...]:
         """Of each block, for the largest measured batch."""
-        return tuple(each.latency_ms.latency_ms(self.shadow_batch, self.cores) for each in self.layers.blocks)
+        return tuple(block.latency_ms.latency_ms(self.shadow_batch, self.cores) for block in self.layers.blocks)
 
     @cached_property
     def param_bytes(self) -> tuple[int, ...]:
         """Of each block."""
-        return tuple(each.param_bytes for each in self.layers.blocks)
+        return tuple(block.param_bytes for block in self.layers.blocks)
 
     @cached_property
     def ranked(self) -> list[int]:
@@ -134,8 +134,8 @@ class BlockTable:
 
     def load_ms(self, blocks: Sequence[int]) -> float:
         """To load these blocks as one piece, fetched before if a rate is given."""
-        own = sum(self.layers.blocks[place].load_ms - self.load_fixed_ms for place in blocks)
-        return self.load_fixed_ms + own + self._fetch_ms(sum(self.param_bytes[place] for place in blocks))
+        blocks_ms = sum(self.layers.blocks[place].load_ms - self.load_fixed_ms for place in blocks)
+        return self.load_fixed_ms + blocks_ms + self._fetch_ms(sum(self.param_bytes[place] for place in blocks))
 
     @property
     def load_whole_ms(self) -> float:
@@ -148,13 +148,13 @@ class BlockTable:
     def piece_costs(self) -> PieceCosts:
         """For the solver of cuts; cold starts are without `load_fixed_ms`, which is the same for all pieces."""
         blocks = self.layers.blocks
-        cold_ms = [each.load_ms - self.load_fixed_ms + self._fetch_ms(each.param_bytes) for each in blocks]
-        exec_ms = [each.latency_ms.latency_ms(self.batch, self.cores) for each in blocks]
-        moved_ms = [NOTIFY_MS + self.batch * each.crossing_bytes * self._move_ms_per_byte for each in blocks[:-1]]
+        cold_ms = [block.load_ms - self.load_fixed_ms + self._fetch_ms(block.param_bytes) for block in blocks]
+        exec_ms = [block.latency_ms.latency_ms(self.batch, self.cores) for block in blocks]
+        moved_ms = [NOTIFY_MS + self.batch * block.crossing_bytes * self._move_ms_per_byte for block in blocks[:-1]]
         return PieceCosts(
-            tuple(each / MS_PER_S for each in cold_ms),
-            tuple(each / MS_PER_S for each in exec_ms),
-            tuple(each / MS_PER_S for each in moved_ms),
+            tuple(time_ms / MS_PER_S for time_ms in cold_ms),
+            tuple(time_ms / MS_PER_S for time_ms in exec_ms),
+            tuple(time_ms / MS_PER_S for time_ms in moved_ms),
             self.param_bytes,
             self._memory_bytes_max,
         )
@@ -166,14 +166,14 @@ class BlockTable:
     def _shadow_costs(self) -> BlockCosts:
         rows = range(1, self.shadow_batch + 1)
         blocks = self.layers.blocks
-        table = [[0.0, *(each.latency_ms.latency_ms(batch, self.cores) for batch in rows)] for each in blocks]
+        table = [[0.0, *(block.latency_ms.latency_ms(batch, self.cores) for batch in rows)] for block in blocks]
         table_ms = np.array(table)
         return BlockCosts(
             table_ms,
             table_ms,
             tuple(max(1, size) for size in self.param_bytes),
             self.compute_ms,
-            (self.layers.input_bytes, *(each.crossing_bytes for each in blocks)),
+            (self.layers.input_bytes, *(block.crossing_bytes for block in blocks)),
             self.cores,
             self.cores,
             inf,
@@ -185,17 +185,17 @@ class BlockTable:
         blocks begin to weigh more than they gain. None if none gains anything."""
         costs = self._shadow_costs()
         order = costs.prefix() if selection == "prefix" else costs.ranked()
-        found = shadow_candidates(costs, order[:-1])  # with all blocks it would be another body
-        if not found:
+        candidates = shadow_candidates(costs, order[:-1])  # with all blocks it would be another body
+        if not candidates:
             return None
         alone_rps = capacity_rps(costs.alone_ms, inf)
-        best_rps = max(each.booked_rps for each in found)
+        best_rps = max(candidate.booked_rps for candidate in candidates)
 
-        def advantage(each: ShadowCandidate) -> float:
-            gain = (each.booked_rps - alone_rps) / (best_rps - alone_rps)
-            return gain - self.load_ms(each.shared.blocks) / self.load_whole_ms
+        def advantage(candidate: ShadowCandidate) -> float:
+            gain = (candidate.booked_rps - alone_rps) / (best_rps - alone_rps)
+            return gain - self.load_ms(candidate.shared.blocks) / self.load_whole_ms
 
-        chosen = max(found, key=advantage)
+        chosen = max(candidates, key=advantage)
         return self._proposal(selection, chosen, alone_rps)
 
     def _proposal(self, selection: str, chosen: ShadowCandidate, alone_rps: float) -> ShadowProposal:
@@ -228,7 +228,7 @@ def layer_proposals(
     many megabits per second, each piece by its own link.
     """
     table = BlockTable(layers, memory_bytes_max, fetch_mbps)
-    ends = [each.end for each in layers.blocks]
+    ends = [block.end for block in layers.blocks]
     costs = table.piece_costs()
     fixed_ms = table.load_fixed_ms
 
@@ -249,7 +249,7 @@ def layer_proposals(
 
     def queue(processes: int, waiting: int, plan: PiecePlan) -> QueueProposal:
         chosen = plan if plan.cuts else whole
-        mean_s, whole_s = (each.mean_s(waiting, processes) for each in (chosen, whole))
+        mean_s, whole_s = (start.mean_s(waiting, processes) for start in (chosen, whole))
         mean_ms, whole_ms = fixed_ms + mean_s * MS_PER_S, fixed_ms + whole_s * MS_PER_S
         return QueueProposal(processes, waiting, plan.pieces, after(plan), mean_ms, whole_ms)
 
@@ -270,5 +270,5 @@ def layer_proposals(
         else 0.0,
         cuts=tuple(cut(plan) for pieces in PIECES if (plan := even_plan(costs, pieces)) is not None),
         queues=tuple(queues),
-        shadows=tuple(found for each in ("prefix", "ranked") if (found := table.shadow(each)) is not None),
+        shadows=tuple(shadow for order in ("prefix", "ranked") if (shadow := table.shadow(order)) is not None),
     )

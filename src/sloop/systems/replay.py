@@ -52,7 +52,7 @@ def header_of(
         origin=origin,
         name=deployment.name,
         system=deployment.system.name,
-        definitions={each.application.key: definition_of(each) for each in setup.applications},
+        definitions={application.application.key: definition_of(application) for application in setup.applications},
         cluster=deployment.cluster,
         seed=seed,
         software={"sloop": __version__, "python": platform.python_version()},
@@ -67,7 +67,8 @@ def rebuild(header: Header) -> Setup:
     applications = tuple(
         replace(application_in(definition), cluster=header.cluster) for definition in header.definitions.values()
     )
-    keys, systems = tuple(each.key for each in applications), {each.system.name for each in applications}
+    keys = tuple(application.key for application in applications)
+    systems = {application.system.name for application in applications}
     if header.system not in systems or keys != tuple(header.definitions):
         what = "the log's header does not describe its applications"
         raise InputError(what, help="record the run again with this sloop")
@@ -100,12 +101,12 @@ def require_all(log: RecordedLog, what: str) -> None:
 
 def changed_systems(log: RecordedLog) -> list[str]:
     """A sentence for each Python file of a system that is not, or no longer, the one that decided in the log."""
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for application in _applications_of(log):
         system = application.system
         if system.digest and not (Path(system.name).is_file() and digest(Path(system.name)) == system.digest):
-            found[f"{system.name} has changed since this run, so its present code may decide otherwise"] = None
-    return list(found)
+            notes[f"{system.name} has changed since this run, so its present code may decide otherwise"] = None
+    return list(notes)
 
 
 class Beginning(NamedTuple):
@@ -123,19 +124,19 @@ def beginning_of(log: RecordedLog, kept: Kept = Kept()) -> Beginning:  # noqa: B
         setup = rebuild(header)
         fold = DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=kept)
         return Beginning(setup.core(), fold)
-    found = log.snapshot
-    if found is None:
+    snapshot = log.snapshot
+    if snapshot is None:
         raise InputError(
             f"segment {header.segment} has no snapshot, so that nothing can go on from there",
             where=str(log.files[0]),
             help="name a later segment",
         )
-    applications = [application_in(each) for each in header.definitions.values()]
+    applications = [application_in(definition) for definition in header.definitions.values()]
     made = [
         build(application.name, application.version, definition)
         for application, definition in zip(applications, header.definitions.values(), strict=True)
     ]
-    core, restored = restore(msgspec.json.decode(found, type=Snapshot), made, build)
+    core, restored = restore(msgspec.json.decode(snapshot, type=Snapshot), made, build)
     if restored is None:
         raise InputError("the snapshot has no fold", where=str(log.files[0]), help="name a later segment")
     restored.keep(kept)
@@ -147,7 +148,7 @@ def parts_of(log: RecordedLog) -> tuple[Sequence[ApplicationParts], Sequence[Nod
     if log.is_whole:
         setup = rebuild(log.header)
         return setup.parts(), setup.deployment.cluster
-    made = [application_in(each) for each in log.header.definitions.values()]
+    made = [application_in(definition) for definition in log.header.definitions.values()]
     parts = [build(each.name, each.version, log.header.definitions[each.key]) for each in made]
     return parts, [record.node for record in beginning_of(log).fold.nodes.records.values()]
 
@@ -160,19 +161,19 @@ def with_beginning(log: RecordedLog) -> Iterable[tuple[int, Record]]:
         return log
     core, fold = beginning_of(log)
     at_ns = log.header.from_ns
-    found: list[Record] = []
+    records: list[Record] = []
     for version in fold.records:
         if version.has_ended:
             continue
-        found.append(Rollout(version.application, version.version, version.state, version.share, version.why))
+        records.append(Rollout(version.application, version.version, version.state, version.share, version.why))
         if version.run.plan is not None:
             key = version.key if len(core.state.applications) > 1 else ""
-            found.append(Decided("plan", version.run.plan.why, plan=version.run.plan, application=key))
+            records.append(Decided("plan", version.run.plan.why, plan=version.run.plan, application=key))
         for id, replica in version.run.replicas.items():
-            found.append(StartReplica(id, replica.spec.with_cores(replica.cores)))
+            records.append(StartReplica(id, replica.spec.with_cores(replica.cores)))
             if replica.life is not Life.STARTING:
-                found.append(ReplicaReady(id))
-    return chain([(at_ns, record) for record in found], log)
+                records.append(ReplicaReady(id))
+    return chain([(at_ns, record) for record in records], log)
 
 
 def refined_profiles(
@@ -223,14 +224,14 @@ def refined_profiles(
         raise _no_batches(model, modelled, shared, where)
     beside = f"a server under {header.system}, {log.path.name}"
     sharing = Counter(file for _, file in profiles)
-    found: list[RefinedProfile] = []
+    refinements: list[RefinedProfile] = []
     for (path, declared), profile in profiles.items():
         is_read = bool(declared) and sharing[declared] == 1
         file = Path(declared) if is_read else path_beside(path)
         newest = _newest(file, profile)
         made = refined(newest, runs_ns[path, declared], date=header.date, beside=beside, percentile=percentile)
-        found.append(RefinedProfile(path, file, is_read, made))
-    return found
+        refinements.append(RefinedProfile(path, file, is_read, made))
+    return refinements
 
 
 def _no_batches(model: Path | None, modelled: Set[Path], shared: int, where: str) -> InputError:

@@ -69,8 +69,8 @@ class Room:
     def placed(self) -> list[PlacedGroup]:
         """Where its groups are, in the order of the plan."""
         counts: dict[tuple[Group, str, str], int] = {}
-        for group, found in self.reservations.values():
-            key = group, found.node, found.device
+        for group, reservation in self.reservations.values():
+            key = group, reservation.node, reservation.device
             counts[key] = counts.get(key, 0) + 1
         return [PlacedGroup(*key, count) for key, count in counts.items()]
 
@@ -90,7 +90,8 @@ class Placement:
     @property
     def nodes(self) -> list[Node]:
         """The nodes that hold a replica, in the order of declaration."""
-        names = {found.node for room in self.rooms.values() for _, found in room.reservations.values()}
+        reserved = (reservation for room in self.rooms.values() for _, reservation in room.reservations.values())
+        names = {reservation.node for reservation in reserved}
         return [node for name, node in self._ledger.nodes.items() if name in names]
 
     def room_for(self, application: str, plan: Plan) -> Room:
@@ -99,12 +100,12 @@ class Placement:
         if plan.same_target(now.plan):
             return now
         self._release(now)
-        found = self._place(application, plan)
-        self._release(found)
+        room = self._place(application, plan)
+        self._release(room)
         for id, (_, reservation) in now.reservations.items():
             self._take(id, reservation)
         self.rooms[application] = now
-        return found
+        return room
 
     def full(self, spec: ReplicaSpec, belief: Belief) -> tuple[Scarce, str] | None:
         """What is scarce, and why, if no node has room for one more replica; None if one has."""
@@ -136,11 +137,11 @@ class Placement:
             spec = group.spec
             belief = setup.beliefs[spec.stage, spec.variant, spec.slot.hardware]
             for done in range(group.count):
-                found = self._sites(spec, belief)
-                if not found:
+                sites = self._sites(spec, belief)
+                if not sites:
                     room.shortfalls.append(self._no_room(group, group.count - done, belief, application))
                     break
-                site = found[policy.choose(0, spec, found)]
+                site = sites[policy.choose(0, spec, sites)]
                 device = site.device.device.name if site.device else None
                 reservation = Reservation.of(spec, belief, site.node.node.name, device)
                 self._take(ReplicaId(self._placed), reservation)
@@ -169,14 +170,14 @@ class Placement:
 
     def _no_room(self, group: Group, missing: int, belief: Belief, application: str) -> PlanShortfall:
         """Why `missing` replicas of a group have no room: the first reason that applies, the most fundamental first."""
-        spec, found = group.spec, next(self._reasons(group.spec, belief))
+        spec, reason = group.spec, next(self._reasons(group.spec, belief))
         what = (
             f"no node has room for {missing} of {counted(group.count, 'replica')} of {spec.stage}/{spec.variant} with "
             f"{counted(spec.cores, 'core')}"
         )
         return structs.replace(
-            found,
-            why=f"{what}: {found.why}",
+            reason,
+            why=f"{what}: {reason.why}",
             stage=spec.stage,
             application=application,
             hardware=spec.slot.hardware,
@@ -215,7 +216,7 @@ def _too_large(spec: ReplicaSpec, belief: Belief, nodes: Sequence[Node], of_kind
         yield PlanShortfall("memory", why, needs=float(wanted), has=float(memory), unit="bytes")
     if kind := spec.slot.accelerator:
         wanted = belief.device_memory_bytes
-        memory = max(each.memory_bytes for node in nodes for each in node.devices if each.kind == kind)
+        memory = max(device.memory_bytes for node in nodes for device in node.devices if device.kind == kind)
         if memory < wanted:
             why = f"each needs {_gib(wanted)} of the memory of a {kind}, which has {memory / GIB:.3g}"
             yield PlanShortfall("device", why, needs=float(wanted), has=float(memory), unit="bytes")
