@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sloop.app.application import Deployment, SystemChoice
 from sloop.app.hardware import foreign_profiles, local, read_cluster
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.machine import capacity, hardware_name, processor, quota
 from sloop.options import as_value
 from sloop.profile.measure import checked_cores, default_cores
-from sloop.serve.server import Settings
 from sloop.systems.setup import set_up
 from sloop.units import GIB
 from tests.machines import FakeMachine
@@ -101,7 +99,6 @@ def test_all_ask_the_same_machine(
     assert checked_cores(measured) == measured
     with pytest.raises(InputError, match=r"this process may use .* by .*/pod/cpu"):
         checked_cores([ceil(cores) + 1])
-    assert Settings().edges_of(Deployment("x", (), SystemChoice("static"), (node,))) == (cores >= 2)
 
 
 def test_what_no_machine_of_this_size_could_hold_names_the_limit(

@@ -62,7 +62,7 @@ def repository(tmp_path: Path, model: Path) -> Path:
 @contextmanager
 def served(*arguments: object, folder: Path) -> Iterator[dict[str, Any]]:
     """A server, which runs in `folder`, and where it listens."""
-    options = ["--http-port", "0", "--grpc-port", "0", "--edges", "0", "--json"]
+    options = ["--http-port", "0", "--grpc-port", "0", "--json"]
     command = [sys.executable, "-m", "sloop", "serve", *map(str, arguments), *options]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -25,7 +25,7 @@ from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpConnection, HttpServer
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.rest import Rest
-from sloop.serve.edges import EdgePort, edge_within
+from sloop.serve.edges import EdgePort
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal
 from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
@@ -40,7 +40,7 @@ from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
 from sloop.vocabulary import BatchId, Life, Outcome, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
 from tests.serve.graphs import graph_of
-from tests.serve.rig import EDGE
+from tests.serve.rig import edge_within
 
 WIDTH, ANSWER = 16, 8
 CONNECTIONS = 64
@@ -269,7 +269,7 @@ class Way(Deciding):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        port, edge = edge_within(self.driver, self.insight, Arenas(), EDGE)
+        port, edge = edge_within(self.driver, self.insight, Arenas())
         port.tell(self.offer)
         service = edge.service
         self.wire = Wire()

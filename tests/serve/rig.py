@@ -8,12 +8,12 @@ from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembly, Need, Source, StageWiring
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.http import HttpSettings
-from sloop.serve.edge.process import EdgeSettings
+from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edge.sink import EdgeSink
-from sloop.serve.edges import edge_within
-from sloop.serve.messages import OfferModel, Question, Run
-from sloop.serve.protocols import Servable
-from sloop.shared_memory import Arenas
+from sloop.serve.edges import EdgePort
+from sloop.serve.messages import OfferModel, Question, Run, ToEdge
+from sloop.serve.protocols import Pages, Servable
+from sloop.shared_memory import Arena, Arenas
 from sloop.tensor import Signature, Tensor
 
 EDGE = EdgeSettings(HttpSettings(), 1 << 20, 1 << 22, 1 << 20, 1 << 10)
@@ -47,9 +47,21 @@ class NoPages:
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None: ...
 
 
+def edge_within(driver: Driver, pages: Pages, arenas: Arenas) -> tuple[EdgePort, EdgeServer]:
+    """An edge in this process, which has not started, and its port: what a process does, without frames."""
+
+    def tell(record: ToEdge) -> None:
+        server.on_record(record)
+
+    port = EdgePort(driver, pages, arenas, tell)
+    arena = Arena(port.arena.number, port.arena.fd) if port.arena is not None else None
+    server = EdgeServer(EDGE, port.on_record, arena, os.getpid())
+    return port, server
+
+
 def sink_before(driver: Driver, served: ServedVersion, arenas: Arenas) -> EdgeSink:
     """An edge in this process without ports, which offers one version."""
-    port, edge = edge_within(driver, NoPages(), arenas, EDGE)
+    port, edge = edge_within(driver, NoPages(), arenas)
     answers = {served.version: served.wiring.answer}
     signature = served.wiring.signature
     port.tell(OfferModel(served.application, served.slo_ns, signature, Limits(), {}, (served.version,), answers))

@@ -340,8 +340,7 @@ class Deployment:
     limits: Limits = Limits()
     """Of all applications together."""
     edges: int | None = None
-    """Processes that accept connections and parse requests; 0: the deciding process does it. None: see
-    `sloop.serve.server`."""
+    """Processes that accept connections and parse requests. None: see `sloop.serve.server`."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 

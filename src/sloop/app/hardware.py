@@ -187,7 +187,7 @@ KINDS: dict[str, HardwareKind] = {
 """Kinds to rent by name, without `local` and `custom`. That of Flashpoint was printed without a price."""
 
 EDGE_CORES: Final = 2
-"""With fewer, an edge of its own would only wait for the process that decides: both, and the replicas, share cores."""
+"""With fewer, the edge, the process that decides, and the replicas share a core."""
 
 
 def local() -> HardwareKind:

@@ -344,7 +344,7 @@ def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODEL
         applications=(),
         system=_systems(fields, folder)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
-        edges=fields["edges"].integer(least=0, most=EDGES_MAX) if "edges" in fields else None,
+        edges=fields["edges"].integer(least=1, most=EDGES_MAX) if "edges" in fields else None,
         file=document.file,
         lines=document.lines,
     )

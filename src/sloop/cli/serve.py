@@ -313,9 +313,8 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 )
 @click.option(
     "--edges",
-    type=click.IntRange(min=0, max=EDGES_MAX),
-    help="Processes that accept connections and parse requests; 0: the main process does it "
-    "[default: the deployment's, or 1 on two cores or more].",
+    type=click.IntRange(min=1, max=EDGES_MAX),
+    help="Processes that accept connections and parse requests [default: the deployment's, or 1].",
 )
 @click.option(
     "--access-log",

@@ -31,7 +31,7 @@ from sloop.errors import MachineError
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.driver import Driver
 from sloop.serve.edge.listener import listen
-from sloop.serve.edge.process import LAST_READ_S, LEAVE_S, EdgeServer, EdgeSettings
+from sloop.serve.edge.process import LAST_READ_S, LEAVE_S, EdgeSettings
 from sloop.serve.heartbeat import LOOK_S, Silence, process_state
 from sloop.serve.messages import (
     Ask,
@@ -57,7 +57,7 @@ from sloop.serve.network import FETCH_S_MAX, HolderTable, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
-from sloop.shared_memory import Address, Arena, Arenas
+from sloop.shared_memory import Address, Arenas
 from sloop.text import counted, host_and_port
 from sloop.units import to_s
 from sloop.vocabulary import RequestId
@@ -230,8 +230,6 @@ class EdgeSlot:
         self.port: EdgePort | None = None
         self.link: RecordLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.server: EdgeServer | None = None
-        """The edge itself, if it shares this process."""
         self.is_ready = False
         self.started_s = 0.0
         self.since_ns = time.monotonic_ns()
@@ -250,15 +248,13 @@ class EdgeSlot:
         """The edge, for a server that began at `zero_ns`."""
         web, grpc = (host_and_port(*sock.getsockname()[:2]) for sock in self.ports)
         count = len(self.port.requests) if self.port is not None else 0
-        pid = self.pid or (os.getpid() if self.server is not None else 0)
         since_s = to_s(self.since_ns - zero_ns)
-        return ServingEdge(f"edge {self.number}", web, grpc, pid, self.is_ready, since_s, count)
+        return ServingEdge(f"edge {self.number}", web, grpc, self.pid or 0, self.is_ready, since_s, count)
 
 
 class Edges:
-    """All edges of a server, as many as `ports` has pairs of sockets. With `is_within`, the only one shares this
-    process. `settings` are those of all together. `holders` has the agents, which hold arenas with answers. Create it
-    inside the running event loop."""
+    """All edges of a server, as many as `ports` has pairs of sockets. `settings` are those of all together. `holders`
+    has the agents, which hold arenas with answers. Create it inside the running event loop."""
 
     def __init__(  # what an edge stands between
         self,
@@ -268,7 +264,6 @@ class Edges:
         settings: EdgeSettings,
         ports: Sequence[Ports],
         *,
-        is_within: bool = False,
         holders: HolderTable | None = None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
@@ -284,7 +279,6 @@ class Edges:
             body_bytes_max=min(settings.body_bytes_max, all_bytes),
             requests_max=_share(settings.requests_max, count),
         )
-        self._is_within = is_within
         self.slots = [EdgeSlot(number, own) for number, own in enumerate(ports)]
         self.models: dict[str, OfferModel] = {}
         self.deaths = 0
@@ -316,7 +310,7 @@ class Edges:
         """What all edges have counted, and what they hold."""
         total = self._past
         for slot in self.slots:
-            total = total.plus(slot.server.counts() if slot.server is not None else slot.counts)
+            total = total.plus(slot.counts)
         return total
 
     def serving(self) -> int:
@@ -333,8 +327,7 @@ class Edges:
         """Start all; returns when they accept connections. Raises `MachineError` if one does not."""
         for slot in self.slots:
             self._start(slot)
-        if not self._is_within:
-            self._look_later()
+        self._look_later()
         try:
             async with asyncio.timeout(START_S_MAX):
                 while not all(slot.is_ready for slot in self.slots):
@@ -362,9 +355,7 @@ class Edges:
     async def close(self) -> None:
         """End all within a bounded time."""
         self._is_closing = True
-        if self._is_within:
-            await asyncio.gather(*(slot.server.close() for slot in self.slots if slot.server is not None))
-        for slot in () if self._is_within else self.slots:
+        for slot in self.slots:
             for sock in slot.ports:
                 sock.close()
             if slot.link is not None:
@@ -405,24 +396,16 @@ class Edges:
         if self._is_closing:
             return
         slot.started_s, slot.since_ns = self._loop.time(), time.monotonic_ns()
-        if self._is_within:
-            self._start_within(slot)
-        else:
-            try:
-                self._spawn(slot)
-            except OSError as error:
-                _log.error("edge %d cannot be started: %s", slot.number, error)
-                self._replace(slot)
-                return
+        try:
+            self._spawn(slot)
+        except OSError as error:
+            _log.error("edge %d cannot be started: %s", slot.number, error)
+            self._replace(slot)
+            return
         assert slot.port is not None
         slot.port.tell(self._holders())
         for model in self.models.values():
             slot.port.tell(self._shared(model))
-
-    def _start_within(self, slot: EdgeSlot) -> None:
-        slot.port, slot.server = edge_within(self._driver, self._pages, self._arenas, self._settings)
-        slot.server.start(*slot.ports)
-        slot.is_ready = True
 
     def _spawn(self, slot: EdgeSlot) -> None:
         ours, theirs = socket_pair()
@@ -528,19 +511,6 @@ class Edges:
         pause_s = min(PAUSE_S_MAX, PAUSE_S * 2 ** (slot.deaths - 1)) if slot.deaths else 0.0
         slot.deaths += 1
         self._loop.call_later(pause_s, self._start, slot)
-
-
-def edge_within(driver: Driver, pages: Pages, arenas: Arenas, settings: EdgeSettings) -> tuple[EdgePort, EdgeServer]:
-    """An edge in this process, which has not started, and its port: the same code as that of a process of its own,
-    without frames."""
-
-    def tell(record: ToEdge) -> None:
-        server.on_record(record)
-
-    port = EdgePort(driver, pages, arenas, tell)
-    arena = Arena(port.arena.number, port.arena.fd) if port.arena is not None else None
-    server = EdgeServer(settings, port.on_record, arena, os.getpid())
-    return port, server
 
 
 def _share(limit: int, count: int) -> int:

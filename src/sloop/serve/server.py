@@ -30,7 +30,6 @@ import uvloop
 from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.app.hardware import EDGE_CORES
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.machine import capacity, hardware_name
@@ -218,15 +217,11 @@ class Settings:
     """How the machines of the cluster are reached; None if this machine is all there is."""
 
     edges: int | None = None
-    """Processes that accept connections and parse requests; 0: the deciding process does it. None: those of the
-    deployment, or else one where there are two cores or more."""
+    """Processes that accept connections and parse requests. None: those of the deployment, or else one."""
 
     def edges_of(self, deployment: Deployment) -> int:
         """How many edges there are."""
-        for given in (self.edges, deployment.edges):
-            if given is not None:
-                return given
-        return 1 if capacity().cores >= EDGE_CORES else 0
+        return self.edges or deployment.edges or 1
 
     def edge(self, deployment: Deployment) -> EdgeSettings:
         """What all edges together may hold, and how they speak with clients."""
@@ -436,8 +431,7 @@ async def serving(
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
         deployment, gpus = stack.enter_context(here)
         setup = replace(setup, deployment=deployment)
-        count = settings.edges_of(deployment)
-        ports = stack.enter_context(opened(settings, max(1, count)))
+        ports = stack.enter_context(opened(settings, settings.edges_of(deployment)))
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
         core = setup.core()
@@ -474,7 +468,7 @@ async def serving(
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
-        edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count, holders=holders)
+        edges = Edges(driver, insight, arenas, bounds, ports, holders=holders)
         offer_all(edges, deployment, versions, insight)
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
         stack.enter_context(deployer.keeping(models, left_out))

@@ -1,9 +1,9 @@
 """An edge: HTTP and gRPC in front, records of the deciding process behind.
 
-`EdgeServer` is the edge itself, whether it shares the deciding process (`edges: 0`) or is a process of its own. As a
-process, `sloop.serve.edges` starts it as `python -m sloop.serve.edge.process LINK WEB GRPC ARENA PARENT`, where all but
-the last are file descriptors; its settings come on stdin. It never outlives the server, holds nothing that must not be
-lost, and ends when its socket closes.
+`EdgeServer` is the edge itself. `sloop.serve.edges` starts its process as
+`python -m sloop.serve.edge.process LINK WEB GRPC ARENA PARENT`, where all but the last are file descriptors; its
+settings come on stdin. It never outlives the server, holds nothing that must not be lost, and ends when its socket
+closes.
 """
 
 import asyncio

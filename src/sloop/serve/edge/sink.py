@@ -1,8 +1,7 @@
 """An edge's way to the deciding process: requests, questions, and the blocks of both directions.
 
 `EdgeSink` writes the tensors of a request into one block and sends records; when a request has ended it reads the
-answer from the blocks that the record names. It does not know whether the deciding process is its own (`edges: 0`) or a
-frame away. Nothing here waits: every answer comes by a callback.
+answer from the blocks that the record names. Nothing here waits: every answer comes by a callback.
 """
 
 import asyncio
