@@ -25,6 +25,7 @@ from benchmarks.notebook import arguments, publish, quantile, say, table, worksp
 from benchmarks.request_audit import Numbering, Rows, account, check, check_rows
 from sloop.actions import ResizeReplica, StartBatch, StartReplica
 from sloop.app.load import load_application
+from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView
 from sloop.demo.run import squeezenet
 from sloop.events import Finished, ReplicaLost, Resized
@@ -50,7 +51,7 @@ TARGET_MS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizes:
+class RandomResizes(Scale):
     """A scaling policy for this test only: the replica gets the next number in `cores` every period."""
 
     cores: tuple[float, ...]

@@ -175,13 +175,14 @@ def test_stages_that_do_not_fit_together_are_told_before_anything_is_measured(tm
 SYSTEM = """
 from dataclasses import dataclass, replace
 
+from sloop.core.protocols import Scale
 from sloop.policies import targets
 from sloop.systems import SYSTEMS
 from sloop.systems.system import System
 from sloop.vocabulary import Plan
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class Own(Scale):
     is_quick = True
     period_ns: int = 1_000_000_000
 
@@ -213,7 +214,7 @@ def test_worlds_show_a_policy_s_mistake_where_a_plan_shows_none(tmp_path: Path) 
     found = in_worlds(tmp_path, rare, "--worlds", "12")
     assert found.exit_code == 1
     assert "12 random worlds: " in found.stdout
-    assert re.search(r"KeyError: '(app@\d/)?one' \(own.py:17\)", found.stdout)
+    assert re.search(r"KeyError: '(app@\d/)?one' \(own.py:18\)", found.stdout)
     again = re.search(r"play it again: sloop (check .*/app.yaml --rate 9 --worlds 1 --seed (\d+))", found.stdout)
     assert again is not None
     told = CliRunner().invoke(main, [*again[1].split(), "--json"])

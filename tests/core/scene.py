@@ -10,7 +10,7 @@ from sloop.actions import Action, RequestPlan, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
 from sloop.core.nodes import UNUSED_NS
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
 from sloop.policies.admit import Bounded
@@ -89,7 +89,7 @@ class Belief:
 
 
 @dataclass
-class Script:
+class Script(Scale):
     """A scaling policy that returns what the test has put in `target`."""
 
     target: Plan | None = None

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.core.protocols import Forecast
 from sloop.core.views import Traffic
 from sloop.events import WOKE, Event, Finished, ReplicaLost, ReplicaReady, Woke
 from sloop.units import ms
@@ -82,7 +83,7 @@ def test_reading_the_stages_asks_no_policy() -> None:
     """A forecast policy may remember being asked: a request for the server's state must not change decisions."""
     asked: list[int] = []
 
-    class Counting:
+    class Counting(Forecast):
         def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
             asked.append(now_ns)
             return 1.0

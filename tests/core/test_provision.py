@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 
 from sloop.actions import CancelTransfer, Decided, Evict, StartReplica, Transfer
+from sloop.core.protocols import Provision
 from sloop.core.provision import expected_starts_ns
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
@@ -29,7 +30,7 @@ NEAREST = CheapestStart()
 
 
 @dataclass(frozen=True)
-class Scripted:
+class Scripted(Provision):
     """Answers what the test has put in `answers`, and remembers what it was asked."""
 
     keeps: bool = True

@@ -26,6 +26,7 @@ from sloop.actions import (
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.planner import copied, cores_by_hardware, trimmed
+from sloop.core.protocols import Divide, Scale
 from sloop.core.views import CoreDemand
 from sloop.events import (
     WOKE,
@@ -195,7 +196,7 @@ def test_a_plan_with_a_stage_twice_is_refused() -> None:
     assert notes(scene.act(0, WOKE)) == [("planner", "x")]
 
 
-class Broken:
+class Broken(Divide):
     """A divide policy that is wrong in some way."""
 
     def __init__(self, cores: list[float]) -> None:
@@ -227,7 +228,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembering:
+class Remembering(Scale):
     """A scaling policy with memories of all kinds."""
 
     period_ns: int = 1
@@ -468,7 +469,7 @@ def test_an_empty_node_is_released_at_once_if_the_scaling_policy_says_so() -> No
 
 def test_an_empty_node_is_kept_as_long_as_any_application_wants_that_could_use_it() -> None:
     scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")], release_after_s=0)
-    scene.core.state.applications["x"].parts.policies.scale.release_after_ns = s(5)  # type: ignore[attr-defined]
+    scene.core.state.applications["x"].parts.policies.scale.release_after_ns = s(5)  # type: ignore[misc]
     scene.warm_up()
     for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
         scene.act(200, ReplicaReady(replica))

@@ -4,8 +4,8 @@ import asyncio
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from sloop.app.load import load_application, load_scenario
 from sloop.cli import main
-from sloop.core.protocols import Policies
 from sloop.events import ReplicaReady
 from sloop.serve.protocols import Servable
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import header_of, rebuild, replay_log
 from sloop.systems.setup import set_up
+from sloop.systems.system import PROTOCOLS
 from sloop.vocabulary import Outcome
 from tests.docs.test_docs import ROOT, blocks, write_shown_system
 from tests.serve.test_live import ECHO, TWO_CORES, check_each_ended_once, serving, text
@@ -66,12 +66,23 @@ def test_the_mistake_shown_is_found_as_shown(tmp_path: Path, monkeypatch: pytest
 def test_the_methods_and_attributes_listed_are_those_of_the_protocols() -> None:
     text = (ROOT / "docs" / "write-a-system.md").read_text()
     listed = {
-        verb: set(re.findall(r"`(\w+)`", f"{methods} {required}"))
-        for verb, methods, required in re.findall(r"^\| (\w+) \| (`[^|]*) \|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
+        (verb, protocol): set(re.findall(r"`(\w+)`", attributes))
+        for verb, protocol, attributes in re.findall(r"^\| (\w+) \| `(\w+)` \| (`.*)$", text, re.MULTILINE)
     }
-    asked = {field.name: vars(field.type) for field in fields(Policies)}
-    members = {verb: {*own, *own.get("__annotations__", ())} for verb, own in asked.items()}
-    assert listed == {verb: {name for name in names if not name.startswith("_")} for verb, names in members.items()}
+    members = {(verb, protocol.__name__): _attributes(protocol) for verb, protocol in PROTOCOLS.items()}
+    assert listed == members
+    explained = set(re.findall(r"^\| `(?!sloop)(\w+\.\w+)` \|", text, re.MULTILINE))
+    assert explained <= {f"{verb}.{name}" for (verb, _), names in members.items() for name in names}
+    has_default = {f"{verb}.{name}" for verb, protocol in PROTOCOLS.items() for name in _properties(protocol)}
+    assert has_default <= {*explained, "scale.period_ns"}, "each is explained"
+
+
+def _attributes(protocol: Any) -> set[str]:
+    return {name for name in (*dir(protocol), *protocol.__annotations__) if not name.startswith("_")}
+
+
+def _properties(protocol: Any) -> set[str]:
+    return {name for name, value in vars(protocol).items() if isinstance(value, property)}
 
 
 def test_the_modules_listed_are_those_of_the_interface() -> None:

@@ -30,7 +30,7 @@ from sloop.core import ApplicationParts, Core
 from sloop.core.application import ApplicationState
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
-from sloop.core.protocols import BatchDecision, CoreInterface, Policies
+from sloop.core.protocols import BatchDecision, CoreInterface, Policies, Scale
 from sloop.core.rates import DeviceKey
 from sloop.core.replica import Replica
 from sloop.core.stage import StageState
@@ -163,7 +163,7 @@ class Unkept(CheapestStart):
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedPlans:
+class ScriptedPlans(Scale):
     """A scaling policy that gives the plans of a schedule, each from its time on."""
 
     steps: tuple[tuple[int, Plan], ...]

@@ -389,13 +389,14 @@ def test_a_failure_says_how_to_see_it_again(
 
 FAILING = """
 from dataclasses import dataclass, field, replace
+from sloop.core.protocols import Scale
 from sloop.systems import build_system
 from sloop.units import s
 
 STATIC = build_system("static")
 
 @dataclass(frozen=True)
-class Twice:
+class Twice(Scale):
     plans: list[int] = field(init=False, default_factory=list)
     period_ns: int = s(1)
 

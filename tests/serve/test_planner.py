@@ -318,7 +318,7 @@ def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
 POLICY = """
 import math, os, sys, time
 from dataclasses import dataclass, field
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, Scale
 from sloop.policies import targets
 from sloop.policies.admit import Open
 from sloop.policies.batch import WorkConserving
@@ -333,7 +333,7 @@ from sloop.units import s
 from sloop.vocabulary import Plan
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Trouble(Scale):
     period_ns: int = s(1)
     _calls: list[int] = field(default_factory=list, init=False)
 
@@ -346,7 +346,7 @@ class Scale:
         return Plan(tuple(plans), f"call {{len(self._calls)}}")
 
 SYSTEM = System("trouble", "system", "tests", Policies(
-    Edf(), WorkConserving(), LeastLoaded(), PredictiveDrop(), Open(), BestFit(), MovingMax(), Scale(), MaxMin()))
+    Edf(), WorkConserving(), LeastLoaded(), PredictiveDrop(), Open(), BestFit(), MovingMax(), Trouble(), MaxMin()))
 """
 
 

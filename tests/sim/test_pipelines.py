@@ -12,6 +12,7 @@ from msgspec import structs
 from sloop.actions import End, ResizeReplica, StartBatch, StartReplica, StopReplica, Transfer
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
+from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView
 from sloop.events import (
     BatchLost,
@@ -319,7 +320,7 @@ def test_parts_that_stop_break_nothing() -> None:
 
 
 @dataclass(frozen=True)
-class LateStart:
+class LateStart(Scale):
     """No replicas in the first ten seconds, then two."""
 
     is_quick: ClassVar[bool] = True

@@ -303,13 +303,14 @@ def test_a_profile_that_counts_for_several_kinds_is_listed_as_assumed() -> None:
 
 FAILING = """
 from dataclasses import dataclass, replace
+from sloop.core.protocols import Scale
 from sloop.systems import build_system
 from sloop.units import s
 
 STATIC = build_system("static")
 
 @dataclass(frozen=True)
-class Once:
+class Once(Scale):
     period_ns: int = s(1)
 
     def plan(self, now_ns, view):

@@ -13,6 +13,7 @@ from sloop.sim.worlds import world_around
 POLICY = """
 from dataclasses import dataclass, replace
 
+from sloop.core.protocols import Scale
 from sloop.policies import targets
 from sloop.systems import SYSTEMS
 from sloop.systems.system import System
@@ -21,7 +22,7 @@ from sloop.vocabulary import Plan
 SEEN = []
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class Own(Scale):
     is_quick = True
     period_ns: int = 1_000_000_000
 
@@ -45,7 +46,7 @@ stages:
 system: SYSTEM
 cluster: {nodes: [{hardware: c5.4xlarge, count: 2}]}
 """
-LINE = 21
+LINE = 22
 """That of the fault."""
 Checks = Callable[..., WorldsReport]
 

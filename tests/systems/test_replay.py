@@ -249,12 +249,13 @@ def test_simulated_runs_replay_whatever_changes_during_them(tmp_path: Path, decl
 
 SLOW = """
 from dataclasses import dataclass, field, replace
+from sloop.core.protocols import Scale
 from sloop.policies import targets
 from sloop.systems import build_system
 from sloop.vocabulary import Plan
 
 @dataclass(slots=True)
-class Slow:
+class Slow(Scale):
     period_ns: int = 10**9
     calls: int = field(default=0, init=False)
 

@@ -76,11 +76,12 @@ def test_an_own_plan_of_fewer_replicas_than_none_is_refused(tmp_path: Path) -> N
     """`sloop check` called a plan of -3 replicas feasible, with -6 cores in all."""
     (tmp_path / "own.py").write_text(
         "from dataclasses import dataclass, replace\n"
+        "from sloop.core.protocols import Scale\n"
         "from sloop.policies import targets\n"
         "from sloop.systems import build_system\n"
         "from sloop.vocabulary import Plan\n"
         "@dataclass(frozen=True, slots=True)\n"
-        "class Own:\n"
+        "class Own(Scale):\n"
         "    period_ns: int = 10**9\n"
         "    def plan(self, now_ns, view):\n"
         "        (stage,) = view.stages\n"
@@ -204,10 +205,11 @@ def own_system(folder: Path, slot: str) -> str:
     """A system that asks for one replica on this slot."""
     (folder / "own.py").write_text(
         "from dataclasses import dataclass, replace\n"
+        "from sloop.core.protocols import Scale\n"
         "from sloop.systems import build_system\n"
         "from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan\n"
         "@dataclass(frozen=True, slots=True)\n"
-        "class Own:\n"
+        "class Own(Scale):\n"
         "    period_ns: int = 10**9\n"
         "    def plan(self, now_ns, view):\n"
         f"        spec = ReplicaSpec('a', 'a', {slot})\n"
@@ -224,7 +226,7 @@ def own_system(folder: Path, slot: str) -> str:
         ("Slot(1, 'p3.2xlarge')", r"a replica of a/a on hardware 'p3\.2xlarge'\nhelp: it can run a on c5\.2xlarge"),
         ("Slot(1, 'c5.2xlarge', 'T4')", r"no node of hardware 'c5\.2xlarge' has a device 'T4'\nhelp: name hardware"),
         ("Slot(9, 'c5.2xlarge')", r"a/a with 9 cores, which no node could hold\nhelp: .*c5\.2xlarge-0, has 8 cores"),
-        ("1 / 0", r"own\.py:8: it cannot plan: ZeroDivisionError"),
+        ("1 / 0", r"own\.py:9: it cannot plan: ZeroDivisionError"),
     ],
 )
 def test_plans_for_hardware_that_is_not_there_are_refused(tmp_path: Path, slot: str, says: str) -> None:

@@ -12,6 +12,8 @@ import pytest
 from sloop.actions import StartReplica
 from sloop.app.load import load_application
 from sloop.core import Core
+from sloop.core.protocols import Scale
+from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.events import WOKE, ReplicaCompleted, ReplicaReady
 from sloop.runlog import MemoryLog
@@ -45,6 +47,7 @@ ONE = {
 
 OWN = """
 from dataclasses import dataclass, field, replace
+from sloop.core.protocols import Scale
 from sloop.policies import targets
 from sloop.systems import build_system
 from sloop.vocabulary import Plan
@@ -53,7 +56,7 @@ class Own:
     pass
 
 @dataclass(slots=True)
-class Slow:
+class Slow(Scale):
     period_ns: int = 10**9
     step: int = 1
     calls: int = field(default=0, init=False)
@@ -178,9 +181,12 @@ def test_a_snapshot_of_other_classes_is_refused() -> None:
 
 
 @dataclass
-class Held:
+class Held(Scale):
     period_ns: int = 10**9
     value: Any = field(default=None, init=False)
+
+    def plan(self, now_ns: int, view: ClusterView) -> None:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -198,8 +204,8 @@ class Held:
 def test_values_come_back_as_they_were(value: Any) -> None:
     setup = set_up(load_application(ONE))
     (parts,) = setup.parts()
-    mine = replace(parts, policies=replace(parts.policies, scale=Held()))  # type: ignore[arg-type]
-    theirs = replace(parts, policies=replace(parts.policies, scale=Held()))  # type: ignore[arg-type]
+    mine = replace(parts, policies=replace(parts.policies, scale=Held()))
+    theirs = replace(parts, policies=replace(parts.policies, scale=Held()))
     mine.policies.scale.value = (value, value)  # type: ignore[attr-defined]
     core = Core([mine], setup.deployment.cluster, build)
     found = through_json(save_policies([mine], {"one": mine.policies}))

@@ -1,12 +1,14 @@
 """Systems: the parameters that users declare, mistakes in them, and systems in files of a user's own."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from sloop.app.load import load_application
+from sloop.core.protocols import Scale
+from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.options import Value
 from sloop.policies.batch import Timeout
@@ -16,7 +18,7 @@ from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
 from sloop.systems.setup import set_up
 from sloop.systems.system import VERBS, System, is_system_file, parameters_of, system_in_file
-from sloop.units import ms
+from sloop.units import ms, s
 
 
 def test_verbs_are_those_of_the_registry() -> None:
@@ -40,6 +42,70 @@ def test_a_parameter_out_of_range_is_refused_where_the_system_is_made() -> None:
     with pytest.raises(InputError) as caught:
         System("mine", "system", "nowhere", replace(policies, drop=Age(limit=0)))
     assert str(caught.value) == "drop policy of system mine: limit must be a number above 0, not 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(Scale):
+    """Plans nothing."""
+
+    period_ns: ClassVar[int] = s(1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> None:
+        return None
+
+
+class Misspelt(Idle):
+    is_quik = True
+
+
+class Chatty(Idle):
+    def say(self) -> str:
+        return "a name without _"
+
+
+class Alone:
+    """Has what a scaling policy must have, and no defaults."""
+
+    period_ns = s(1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided(Scale):
+    period_ns: int
+
+    def plan(self, now_ns: int, view: ClusterView) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (Misspelt(), "Misspelt.is_quik is no parameter, and nobody reads it\nhelp: did you mean 'is_quick'?"),
+        (Chatty(), "Chatty.say is no parameter, and nobody reads it\nhelp: known here: "),
+        (
+            Alone(),
+            "Alone has no value for 'arrivals'\nhelp: set it; or inherit the default, if it has one: ",
+        ),
+        (Undecided(s(1)), "Undecided has no value for 'period_ns'\nhelp: set it"),
+    ],
+)
+def test_attributes_of_a_policy_are_those_of_its_protocol(scale: Any, message: str) -> None:
+    policies = SYSTEMS["static"].policies
+    System("mine", "system", "nowhere", replace(policies, scale=Idle()))
+    with pytest.raises(InputError) as caught:
+        System("mine", "system", "nowhere", replace(policies, scale=scale))
+    assert str(caught.value).startswith(f"scale policy of system mine: {message}")
+
+
+def test_a_policy_without_its_method_cannot_be_made() -> None:
+    class Half(Scale):
+        period_ns = s(1)
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()  # type: ignore[abstract]
 
 
 LINES = {"": 1, "system": 3, "system.drop": 5}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sloop.core.protocols import BatchDecision
+from sloop.core.protocols import BatchDecision, Drop, Forecast, Scale
 from sloop.errors import SloopError
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS
@@ -66,8 +66,8 @@ class ChoosesNobody:
         return len(there)
 
 
-class Hopes:
-    def is_hopeless(self, now_ns: int, visit: Any, cost_ns: int) -> bool:
+class Hopes(Drop):
+    def is_hopeless(self, now_ns: int, visit: Any, cost_ns: int, full_ns: int = 0) -> bool:
         return now_ns % 2_000_000 == 0
 
 
@@ -76,12 +76,12 @@ class Refuses:
         return 1
 
 
-class Foresees:
+class Foresees(Forecast):
     def demand_rps(self, now_ns: int, traffic: Any) -> float:
         return float("inf")
 
 
-class Alternates:
+class Alternates(Scale):
     """Keeps something outside itself."""
 
     period_ns = 10**9
@@ -116,12 +116,13 @@ def test_a_policy_that_breaks_a_law_is_noticed(verb: str, policy: Callable[[], A
 SYSTEM = '''
 import time
 from dataclasses import dataclass, field, replace
+from sloop.core.protocols import Scale
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS
 from sloop.systems.system import System
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class Own(Scale):
     """Plans as `static` does."""
 
     count: int = 1

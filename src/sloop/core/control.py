@@ -397,7 +397,7 @@ class ControlPath:
     def _release_after_ns(self, hardware: str) -> int:
         """How long nodes of a kind stay empty: as long as any application wants that can use them."""
         wanted = [
-            getattr(each.state.parts.policies.scale, "release_after_ns", UNUSED_NS)
+            each.state.parts.policies.scale.release_after_ns
             for each in self._applications.values()
             if any(kind in ("", hardware) for stage in each.state.all_stages for _, kind in stage.beliefs)
         ]
@@ -775,7 +775,7 @@ class ControlPath:
     def _stage_views(self, now_ns: int, application: ApplicationState) -> tuple[StageView, ...]:
         """The stages as the application's scaling policy sees them."""
         views = application.stage_views()
-        if not getattr(self.planner.policies[application.key].scale, "asks_for_starts", False):
+        if not self.planner.policies[application.key].scale.asks_for_starts:
             return views
         return tuple(
             replace(view, starts_ns=expected_starts_ns(now_ns, self._state, application.stages[view.name]))

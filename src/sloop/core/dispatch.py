@@ -75,7 +75,7 @@ class DataPath:
         self._decide = policies.batch.decide
         self._route = policies.route
         self._is_hopeless = policies.drop.is_hopeless
-        self._is_strict = getattr(policies.drop, "strict", True)
+        self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:

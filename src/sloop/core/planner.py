@@ -107,7 +107,7 @@ class Planner:
             plans = {key: self._plan(given.now_ns, key, view, self._policies[key].scale) for key, view in views.items()}
         made = {key: plan for key, plan in plans.items() if plan is not None}
         for key, plan in made.items():
-            if getattr(self._policies[key].divide, "idle", "leave") == "use":
+            if self._policies[key].divide.idle == "use":
                 made[key] = sharing_idle_cores(plan, views[key], given.nodes)
         return Planned(
             given.number,
@@ -299,7 +299,7 @@ def _fields_of(kind: type) -> Sequence[tuple[str, bool]]:
 def plans_beside(scales: Sequence[Scale]) -> bool:
     """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
     quick, or if there are so many that quick ones together would delay requests."""
-    return len(scales) > QUICK_MAX or not all(getattr(scale, "is_quick", False) for scale in scales)
+    return len(scales) > QUICK_MAX or not all(scale.is_quick for scale in scales)
 
 
 def check(plan: Plan, view: ClusterView) -> None:

@@ -4,15 +4,20 @@ At the end, the core as drivers see it.
 A policy is a frozen dataclass of parameters with one method (`Provision` has two). State between calls, if it needs
 any, is in `init=False` fields that only this method changes. The core passes in the time and all values; a policy
 reads no clock.
+
+What a policy can do, or wants, is an attribute of its protocol. Those that have a default are inherited:
+`class Mine(Scale)`. A policy says otherwise with a `ClassVar`, a parameter or a property of that name.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from msgspec import Struct
 
 from sloop.actions import Action
+from sloop.core.nodes import UNUSED_NS
 from sloop.core.views import (
     BatchDevice,
     ClusterView,
@@ -101,12 +106,17 @@ class Route(Protocol):
 
 class Drop(Protocol):
     """Whether to drop a waiting visit. Called when a batch is formed, starting at the head of the queue, and when a
-    deadline in the queue has passed.
+    deadline in the queue has passed."""
 
-    A policy that goes by believed costs may say `strict = False`. If a stage has run nothing for seconds, and all that
-    waits is hopeless, one visit is then served nevertheless, so that the belief can be corrected.
-    """
+    __slots__ = ()
 
+    @property
+    def strict(self) -> bool:
+        """False for a policy that goes by believed costs: if a stage has run nothing for seconds, and all that waits is
+        hopeless, one visit is served nevertheless, so that the belief can be corrected."""
+        return True
+
+    @abstractmethod
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage
         that the request is certain to visit (`core.graph_estimates.remaining_times`). `full_ns` is the same with the
@@ -126,13 +136,18 @@ class Admit(Protocol):
 
 
 class Place(Protocol):
-    """Which node, and which accelerator of it, a new replica goes to.
+    """Which node, and which accelerator of it, a new replica goes to."""
 
-    A policy may say `ignores_names = True` if its choice does not depend on the names of nodes, and equal places go to
-    the first one. Of nodes that differ in nothing but their names, it is then shown only the first one, so that a start
-    costs the same on ten equal nodes as on a thousand.
-    """
+    __slots__ = ()
 
+    @property
+    def ignores_names(self) -> bool:
+        """Whether its choice does not depend on the names of nodes, and equal places go to the first one. Of nodes that
+        differ in nothing but their names, it is then shown only the first one, so that a start costs the same on ten
+        equal nodes as on a thousand."""
+        return False
+
+    @abstractmethod
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
         """An index into `sites`, which are all places with room for `spec`, in the order in which the nodes were
         declared; there is at least one."""
@@ -142,45 +157,94 @@ class Place(Protocol):
 class Forecast(Protocol):
     """How many requests per second to expect."""
 
+    __slots__ = ()
+
+    @property
+    def knows_future(self) -> bool:
+        """Whether it has a parameter `counts`, the requests in each second since the start. Where they are not
+        declared, the simulator takes them from the trace; a server cannot know them."""
+        return False
+
+    @abstractmethod
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         """`ingress` is the measured arrivals at the application so far."""
         ...
 
 
 class Scale(Protocol):
-    """Which replicas the cluster should have.
+    """Which replicas the cluster should have."""
 
-    A policy may also have these attributes:
-
-    - `arrivals`, "even" or "burst": its assumption of how the requests of a second arrive. `sloop plan` reports it
-      where its prediction, which assumes one of the two, disagrees with the policy.
-    - `is_quick`, True if `plan` always takes less than a millisecond or two. Such a policy is called within the event
-      loop. All others are called beside it, so that requests never wait for a plan.
-    - `release_after_ns`: how long a node on demand stays empty before it is released; 0: it is released as soon as it
-      is empty. The default is a minute (`core.nodes.UNUSED_NS`). If applications differ, the longest time counts.
-    - `attaches_shadows`, True if its plans may have shadows. A server then cuts the models into their measured blocks.
-    - `resizes`, False if none of its plans changes the cores of a replica in place. Workers then keep a model for one
-      number of threads, and plans count the memory of one.
-    - `asks_for_starts`, True if it wants to know how long a start takes now (`StageView.starts_ns`).
-    """
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def period_ns(self) -> int:
         """The time between two calls of `plan`."""
         ...
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether `plan` always takes less than a millisecond or two. Such a policy is called within the event loop,
+        all others beside it, so that requests never wait for a plan."""
+        return False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether each replica has its place in all plans, so that nothing ever moves. An application whose replicas
+        have no room beside those of others is then refused when it is set up."""
+        return False
+
+    @property
+    def resizes(self) -> bool:
+        """Whether plans may change the cores of a replica in place. If not, workers keep a model for one number of
+        threads, and plans count the memory of one."""
+        return True
+
+    @property
+    def attaches_shadows(self) -> bool:
+        """Whether plans may have shadows. A server then cuts the models into their measured blocks."""
+        return False
+
+    @property
+    def asks_for_starts(self) -> bool:
+        """Whether it wants to know how long a start takes now (`StageView.starts_ns`)."""
+        return False
+
+    @property
+    def release_after_ns(self) -> int:
+        """How long a node on demand stays empty before it is released; 0: it is released as soon as it is empty. If
+        applications differ, the longest time counts."""
+        return UNUSED_NS
+
+    @property
+    def margin(self) -> float:
+        """The fraction of every deadline that it plans with; `sloop plan` says so where its prediction disagrees."""
+        return 1.0
+
+    @property
+    def arrivals(self) -> Literal["even", "burst"] | None:
+        """Its assumption of how the requests of a second arrive, None if it is neither of the two. `sloop plan` reports
+        it where its prediction, which assumes one of them, disagrees with the policy."""
+        return None
+
+    @abstractmethod
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The plan to work towards, or None to keep the current one."""
         ...
 
 
 class Divide(Protocol):
-    """How to divide the cores of a cluster among applications that want more than there are.
+    """How to divide the cores of a cluster among applications that want more than there are."""
 
-    A policy may say `idle = "use"`: on a machine of their own, replicas of its application then only reserve the cores
-    of their plan, and may use all that are idle (`sloop.core.planner.sharing_idle_cores`).
-    """
+    __slots__ = ()
 
+    @property
+    def idle(self) -> Literal["leave", "use"]:
+        """`use`: on a machine of their own, replicas of its application only reserve the cores of their plan, and may
+        use all that are idle (`sloop.core.planner.sharing_idle_cores`)."""
+        return "leave"
+
+    @abstractmethod
     def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
         """The cores for each demand, in the same order: at most what it asks for, and together at most `total`.
         Called only if the demands exceed `total`."""
@@ -188,55 +252,55 @@ class Divide(Protocol):
 
 
 class Provision(Protocol):
-    """Where the replicas that are missing now start, and from where the weights of their models come to their nodes.
+    """Where the replicas that are missing now start, and from where the weights of their models come to their nodes."""
 
-    For a policy with `brings_weights = True` the core knows which node has which weights, orders the transfers, and
-    decides what is evicted when memory is short. With False each driver gets the weights in its own way, and the answer
-    has no transfers.
+    __slots__ = ()
 
-    A policy may also have a method `expected_s(now_ns, given)`: in how many seconds the first of these starts would
-    serve. Scaling policies that ask for it compare starts with what else they could do.
-    """
-
-    brings_weights: ClassVar[bool]
+    @property
+    def brings_weights(self) -> bool:
+        """Whether it says from where the weights come: the core then knows which node has which weights, orders the
+        transfers, and decides what is evicted when memory is short. If not, each driver gets the weights in its own
+        way, and the answer has no transfers."""
+        return False
 
     @property
     def keeps(self) -> bool:
         """Whether a node keeps the files of weights that no replica uses, as long as its memory suffices."""
-        ...
+        return False
 
     @property
     def partition(self) -> bool:
         """Whether it may start replicas as parts of one model (`Provisioning.pipelines`)."""
-        ...
+        return False
 
+    @abstractmethod
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         """The starts to make now; fewer than `given.count` if there is not enough room. There is at least one site.
         Equal replicas are decided on together, so that one chain can serve them all."""
         ...
 
+    def expected_s(self, now_ns: int, given: ProvisionInput) -> float | None:
+        """In how many seconds the first of these starts would serve; None if it does not predict that. Scaling policies
+        that ask for it (`Scale.asks_for_starts`) compare starts with what else they could do."""
+        return None
+
     def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
         """The transfers that bring the other layers to parts of a pipeline: of each the source, a node that `is_source`
         or `STORE`, and the receivers, a chain. The node of each part is named: once for each of its parts, or once in a
-        chain for all of them. Not called without `partition`."""
-        ...
+        chain for all of them. By default all layers come from the store. Not called without `partition`."""
+        return [(STORE, (node,)) for node in given.nodes]
 
 
 @dataclass(frozen=True, slots=True)
-class AsPlaced:
+class AsPlaced(Provision):
     """One replica after another where the place policy chooses; each driver gets the weights in its own way. The
     default."""
 
-    brings_weights: ClassVar[bool] = False
-    keeps: ClassVar[bool] = False
-    partition: ClassVar[bool] = False
+    brings_weights: ClassVar[bool] = False  # asked at every start; the protocol's property would be a call
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         site = given.place.choose(now_ns, given.spec, given.sites)
         return Provisioning((ReplicaStart(site),), asks_again=True)
-
-    def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
-        return [(STORE, (node,)) for node in given.nodes]
 
 
 @dataclass(frozen=True, slots=True)

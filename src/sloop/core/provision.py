@@ -58,7 +58,7 @@ def candidates(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec) 
     other. A place policy that `ignores_names` sees the first of equal nodes."""
     policies, avoided_ns = stage.application.parts.policies, stage.avoided_ns
     belief, brings_weights = stage.beliefs[spec.variant, spec.slot.hardware], policies.provision.brings_weights
-    one_of_equal = not brings_weights and not avoided_ns and getattr(policies.place, "ignores_names", False)
+    one_of_equal = not brings_weights and not avoided_ns and policies.place.ignores_names
     sites = state.ledger.sites(spec, belief, one_of_equal=one_of_equal)
     if brings_weights:
         extra_bytes, weights = state.weights.extra_bytes, stage.start_costs(spec).weights
@@ -211,16 +211,14 @@ def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[Bel
     """How long one more replica of each variant would take on each kind of hardware, as large as the one that was
     started last; empty if the provision policy does not predict it, and without those that have no room."""
     policy = stage.application.parts.policies.provision
-    predict = getattr(policy, "expected_s", None)
     found: dict[BeliefKey, int] = {}
-    if predict is None:
-        return found
     cores = {(each.spec.variant, each.spec.slot.hardware): each.spec.cores for each in stage.pool.replicas.values()}
     for key, belief in stage.beliefs.items():
         spec = ReplicaSpec(stage.name, key[0], belief.slot(cores.get(key, 1.0)))
         given = _input(now_ns, state, stage, spec, 1)
-        if given.sites:
-            found[key] = s(predict(now_ns, given))
+        start_s = policy.expected_s(now_ns, given) if given.sites else None
+        if start_s is not None:
+            found[key] = s(start_s)
     return found
 
 

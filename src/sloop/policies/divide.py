@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from sloop.core.protocols import Divide
 from sloop.core.views import CoreDemand
 
 
 @dataclass(frozen=True, slots=True)
-class MaxMin:
+class MaxMin(Divide):
     """Weighted max-min fairness: the smallest share is as large as possible, then the second smallest, and so on.
 
     A share is the cores divided by the weight (Bertsekas and Gallager, Data Networks, section 6.5.2). An application
@@ -32,7 +33,7 @@ class MaxMin:
 
 
 @dataclass(frozen=True, slots=True)
-class Proportional:
+class Proportional(Divide):
     """Cores in proportion to demand × weight, as far as each demand allows.
 
     With equal weights all applications get the same part of what they want. Fails for fairness: who wants more gets
@@ -48,7 +49,7 @@ class Proportional:
 
 
 @dataclass(frozen=True, slots=True)
-class Priority:
+class Priority(Divide):
     """The highest weight first, all it wants; applications of equal weight share what is left max-min fairly.
 
     Fails for those of low weight, which may get nothing for as long as the others are busy.

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sloop.core.protocols import Drop
 from sloop.options import PositiveFloat
 from sloop.vocabulary import Visit
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
+class Never(Drop):
     """Drop nothing: every admitted request is executed.
 
     Fails under overload: the queue grows without bound until every answer is late.
@@ -19,7 +20,7 @@ class Never:
 
 
 @dataclass(frozen=True, slots=True)
-class Age:
+class Age(Drop):
     """Drop a visit whose request is older than `limit` times its SLO, or its path's SLO.
 
     Biscale found 1× better than 3× and than no dropping; Sponge's artefact has 1× and 3×. Age counts from when the
@@ -36,7 +37,7 @@ class Age:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictiveDrop:
+class PredictiveDrop(Drop):
     """Drop a visit that would be late even if it started now and found only idle replicas.
 
     A visit is hopeless if now + cost > deadline. The cost includes all later stages: in batches of one (`alone`), its

@@ -5,8 +5,9 @@ at each call, so they keep no state that could become stale.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
+from sloop.core.protocols import Forecast
 from sloop.core.views import Traffic
 from sloop.options import PositiveInt, Range, check_range
 from sloop.units import NS_PER_S, s
@@ -18,7 +19,7 @@ FACTOR_MAX: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class Last(Forecast):
     """The mean arrival rate over the last `window_ns`.
 
     Used by Sponge and FA2; purely reactive. Fails on a ramp, where it is always one window behind.
@@ -32,7 +33,7 @@ class Last:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class Times(Forecast):
     """`factor` times the mean arrival rate over the last `window_ns`.
 
     The simplest safety margin, k·LV in the AsyFunc specification, section 2.6. Fails on cost, which it multiplies at
@@ -49,7 +50,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class MovingMax:
+class MovingMax(Forecast):
     """The largest mean rate over any `window_ns` within the last `horizon_ns`.
 
     Conservative: it scales out at once, and in only when the peak has left the horizon (Biscale's `max10`). Fails on
@@ -78,7 +79,7 @@ FORGOTTEN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Ewma:
+class Ewma(Forecast):
     """The exponentially weighted mean of all intervals seen; weights halve every `half_life_ns`.
 
     Fails on a step, which it follows only at the speed of its half-life, up and down. With `at_least_last` it follows
@@ -103,13 +104,14 @@ class Ewma:
 
 
 @dataclass(frozen=True, slots=True)
-class OracleForecast:
+class OracleForecast(Forecast):
     """The largest of `counts`, the requests in each second since the start, within the next `horizon_ns`: not causal.
 
     It gets the trace beforehand, so only simulations can use it: as the bound with which IPA and Biscale compare their
     forecasters (section 2.8 of both specifications). After the end of the list it predicts the rate of the last second.
     """
 
+    knows_future: ClassVar[bool] = True
     counts: tuple[Annotated[float, Range(least=0, most=RATE_MAX_RPS)], ...] = ()
     """Requests in each second since the start."""
     horizon_ns: PositiveInt = s(20)

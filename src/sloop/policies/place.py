@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sloop.core.protocols import Place
 from sloop.core.views import Site
 from sloop.vocabulary import ReplicaSpec
 
 
 @dataclass(frozen=True, slots=True)
-class BestFit:
+class BestFit(Place):
     """The place with the least free room: on the accelerator, if the replica uses one, then in cores.
 
     Nodes on demand come last. Ties go to the node listed first. Keeps room for large replicas, and leaves nodes empty,
@@ -24,7 +25,7 @@ class BestFit:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadPlacement:
+class SpreadPlacement(Place):
     """The place with the most free room: on the accelerator, if the replica uses one, then by the largest free fraction
     of the node's cores.
 

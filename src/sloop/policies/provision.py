@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import ClassVar, Literal, NamedTuple
 
-from sloop.core.protocols import AsPlaced
+from sloop.core.protocols import AsPlaced, Provision
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, WeightsView
 from sloop.options import NonNegativeInt, PositiveFloat
 from sloop.policies.sourcing import (
@@ -37,7 +37,7 @@ __all__ = ["AsPlaced", "CheapestStart"]
 
 
 @dataclass(frozen=True, slots=True)
-class CheapestStart:
+class CheapestStart(Provision):
     """Replicas start where they are predicted to be ready soonest.
 
     For each node it predicts how long a start there takes, with or without a spare worker. The weights come from files

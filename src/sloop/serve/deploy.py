@@ -77,7 +77,6 @@ from sloop.systems.setup import (
     application_in,
     build,
     definition_of,
-    may_resize,
     set_up,
     weights_of,
     with_lone_requests,
@@ -327,7 +326,7 @@ def _check_measured(path: Path, pieces: Sequence[ModelPiece], measured: LayerPro
 
 def needs_blocks(setup: ApplicationSetup) -> bool:
     """Whether the application's system attaches shadows to replicas."""
-    return bool(getattr(setup.system.policies.scale, "attaches_shadows", False))
+    return setup.system.policies.scale.attaches_shadows
 
 
 def starts_parts(setup: ApplicationSetup) -> bool:
@@ -447,7 +446,7 @@ def check_weights(setup: ApplicationSetup, models: Models) -> None:
 
 def threads_of(setup: ApplicationSetup) -> int:
     """The largest thread count that a replica can be resized to; 0 if the system never does that."""
-    if not may_resize(setup.system):
+    if not setup.system.policies.scale.resizes:
         return 0
     return ceil(min(capacity().cores, max(belief.cores_max for belief in setup.beliefs.values())))
 

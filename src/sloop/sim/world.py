@@ -21,7 +21,6 @@ from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.events import Deployed, Promoted, Removed
-from sloop.policies.forecast import OracleForecast
 from sloop.profile.profile import START_S_ASSUMED, Profile
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
@@ -46,6 +45,7 @@ from sloop.sim.truth.sharing import SharingTruth
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems import build_system
+from sloop.systems.registry import POLICIES
 from sloop.systems.replay import require_all, with_beginning
 from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up, weights_of
 from sloop.text import listed
@@ -470,10 +470,12 @@ def foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployme
     applications = []
     for application in deployment.applications:
         made, choice = application, application.system
-        forecast = build_system(choice.name, choice.declared).policies.forecast
-        if isinstance(forecast, OracleForecast) and not forecast.counts and made.name in clients:
-            horizon_s, counts = to_s(forecast.horizon_ns), clients[made.name].trace.counts_per_s()
-            known = {"name": "oracle", "horizon_s": horizon_s, "counts": list(map(float, counts))}
+        system = build_system(choice.name, choice.declared)
+        forecast = system.slots["forecast"]
+        if system.policies.forecast.knows_future and not forecast["counts"] and made.name in clients:
+            known = {**forecast, "counts": list(map(float, clients[made.name].trace.counts_per_s()))}
+            if forecast["name"] not in POLICIES["forecast"]:
+                del known["name"]  # of a file's own class, which the file itself makes
             inherited = {key: value for key, value in choice.inherited.items() if key != "forecast"}
             parameters = {**choice.parameters, "forecast": known}
             made = replace(made, system=replace(choice, parameters=parameters, inherited=inherited))

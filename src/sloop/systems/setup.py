@@ -25,7 +25,7 @@ from sloop.core.views import NodeView, StartCosts
 from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
-from sloop.policies.scale.static import Static, check_overbooked
+from sloop.policies.scale.static import check_overbooked
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import digest
 from sloop.systems import build_system
@@ -121,12 +121,7 @@ def set_up(declared: Application | Deployment, choice: SystemChoice | None = Non
 def _set_up(application: Application) -> ApplicationSetup:
     choice = application.system
     system = build_system(choice.name, choice.declared)
-    return ApplicationSetup(application, system, beliefs_of(application, resizes=may_resize(system)))
-
-
-def may_resize(system: System) -> bool:
-    """Whether a system may change the cores of a replica in place."""
-    return bool(getattr(system.policies.scale, "resizes", True))
+    return ApplicationSetup(application, system, beliefs_of(application, resizes=system.policies.scale.resizes))
 
 
 def beliefs_of(application: Application, *, resizes: bool = True) -> EstimateMap:
@@ -257,7 +252,7 @@ def _check_placements(fresh: Sequence[ApplicationSetup], core: Core, setup: Setu
     placed: list[tuple[Group, Estimate]] = []
     for each in fresh:
         scale, plan = each.system.policies.scale, core.plan_of(each.application.key)
-        if isinstance(scale, Static) and scale.placements and plan is not None:
+        if scale.is_fixed and plan is not None:
             for group in (group for target in plan.stages for group in target.groups):
                 spec = group.spec
                 placed.append((group, each.beliefs[spec.stage, spec.variant, spec.slot.hardware]))

@@ -7,7 +7,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from sloop.options import (
     as_value,
     check_ranges,
     keys_of,
+    nearest,
     placed,
     ranges_of,
     read_options,
@@ -36,14 +37,17 @@ KINDS: Final = get_args(SystemKind)
 PLACES: Final = ("live", "sim")
 SIMULATED: Final = ("sim",)
 """Where a system runs that knows the requests which will come: in no server."""
-VERBS: Final = tuple(field.name for field in fields(Policies))
+PROTOCOLS: Final[Mapping[str, Any]] = {field.name: field.type for field in fields(Policies)}
+"""The protocol of each verb."""
+VERBS: Final = tuple(PROTOCOLS)
 
 
 @dataclass(frozen=True, slots=True)
 class System:
     """A composition of policies. Policies have state, so each run needs a copy: `fresh`.
 
-    InputError if a parameter of a policy is out of range.
+    InputError for a parameter of a policy that is out of range, and for a class that lacks an attribute of its protocol
+    or has one that nobody reads.
     """
 
     name: str
@@ -62,9 +66,12 @@ class System:
             raise ValueError(
                 f"the runs of {self.name!r} are {self.runs!r}, not a tuple of {listed([*map(repr, PLACES)])}"
             )
-        for verb in VERBS:
+        for verb, protocol in PROTOCOLS.items():
+            policy = getattr(self.policies, verb)
+            kind: Any = type(policy)  # mypy takes no class for Hashable
             with placed(Value({}, f"{verb} policy of system {self.name}")):
-                check_ranges(getattr(self.policies, verb))
+                _check_attributes(kind, protocol)
+                check_ranges(policy)
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
@@ -93,6 +100,27 @@ class System:
         policies = {verb: _declared_policy(verb, getattr(self.policies, verb), fields.get(verb)) for verb in VERBS}
         policies["scale"] = adjust(policies["scale"], value, also=VERBS)
         return replace(self, policies=Policies(**policies))
+
+
+@cache
+def _check_attributes(kind: Any, protocol: Any) -> None:  # noqa: ANN401  # classes; mypy takes none for Hashable
+    """InputError for a class that lacks an attribute of the protocol, or has a public one that is none of it.
+
+    A parameter without a default would have the protocol's property as its value, because dataclasses take what the
+    class has under that name for the default.
+    """
+    known = {name for name in (*dir(protocol), *protocol.__annotations__) if not name.startswith("_")}
+    options = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
+    for name in sorted(known):
+        if isinstance(options.get(name), property) or not (name in options or hasattr(kind, name)):
+            what, base = f"{kind.__name__} has no value for {name!r}", protocol.__name__
+            raise InputError(what, help=f"set it; or inherit the default, if it has one: class {kind.__name__}({base})")
+    own = [base for base in kind.__mro__ if base.__module__ not in ("abc", "builtins", "typing", protocol.__module__)]
+    for name in (name for base in own for name in vars(base)):
+        if not name.startswith("_") and name not in known and name not in options and name != "NOT_IN_SNAPSHOT":
+            hint = nearest(name, known)
+            what = f"{kind.__name__}.{name} is no parameter, and nobody reads it"
+            raise InputError(what, help=f"{hint}; what only the class itself uses is _{name}")
 
 
 MEANINGS: Final = {

@@ -21,7 +21,7 @@ from sloop.api import (
     s,
     to_ms,
 )
-from sloop.api.policies import ClusterView, targets
+from sloop.api.policies import ClusterView, Scale, targets
 from sloop.api.solvers import capacity_rps, largest_batch
 from sloop_systems.asyfunc.solver import choose_batching
 
@@ -32,7 +32,7 @@ ALPHA: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineBatch:
+class OfflineBatch(Scale):
     """Equal replicas whose cores, batch and waiting time are chosen once; their number follows the mean rate.
 
     BATCH (Ali et al., SC 2020) as AsyFunc compares with it (section 5.1 of our specification): the configuration with
@@ -77,7 +77,7 @@ class OfflineBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ByCapacity:
+class ByCapacity(Scale):
     """As many equal replicas as carry the forecast within the SLO: ⌈rate / capacity⌉.
 
     With the present rate as the forecast this is on-demand scaling, with the rate of the last period last-value, and

@@ -29,6 +29,7 @@ from sloop.api import (
 from sloop.api.policies import (
     PROBLEMS_KEPT,
     ClusterView,
+    Scale,
     SizeLimits,
     SizeModel,
     infeasible_plan,
@@ -67,7 +68,7 @@ class BiscaleMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Biscale:
+class Biscale(Scale):
     """Replicas of 1 to `cores_max` units of `unit` cores each, batches up to `batch_max`."""
 
     unit: PositiveFloat = 1.0

@@ -21,6 +21,7 @@ from sloop.api.policies import (
     Placed,
     PlacementMemory,
     PlannedReplica,
+    Scale,
     SharedDevices,
     part_of,
     placement_plan,
@@ -39,7 +40,7 @@ WAIT_NS: Final = ms(100)
 
 
 @dataclass(frozen=True, slots=True)
-class Colocate:
+class Colocate(Scale):
     """AO-MILP and WSM-MILP: the placement with the most goodput, by an integer program that ignores waiting time.
 
     Each model has the same batch size everywhere, the smallest one that serves as much. Shares do not limit replicas.
@@ -75,7 +76,7 @@ class Colocate:
 
 
 @dataclass(frozen=True, slots=True)
-class Usher:
+class Usher(Scale):
     """Usher: groups of models that complement each other, placed one group after the other.
 
     The share of each replica is the compute that it needs.
@@ -125,7 +126,7 @@ class Usher:
 
 
 @dataclass(frozen=True, slots=True)
-class Igniter:
+class Igniter(Scale):
     """iGniter: each model gets the batch and the smallest share with which a batch takes at most half of its deadline,
     on the GPU where the shares of all models together grow least. If the plan needs more GPUs than there are, the
     surplus ones are left out, the last first. A model without coefficients gets devices of its own."""

@@ -30,7 +30,7 @@ from sloop.api import (
     s,
     to_ms,
 )
-from sloop.api.policies import Belief, ClusterView, equal_nodes, replicas_max, targets
+from sloop.api.policies import Belief, ClusterView, Scale, equal_nodes, replicas_max, targets
 from sloop.api.solvers import BudgetRule, IndexedPath
 from sloop_systems.fa2 import solver
 from sloop_systems.fa2.solver import (
@@ -224,7 +224,7 @@ def _fewest(problem: EqualReplicasProblem, mode: Fa2Mode = "tree") -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Fa2:
+class Fa2(Scale):
     """The fewest equal replicas of all stages such that every path keeps its deadline, planned every ten seconds.
 
     Razavi et al., FA2 (RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1). If the replicas do not fit on the
@@ -260,7 +260,7 @@ class Fa2:
 
 
 @dataclass(frozen=True, slots=True)
-class Ds2:
+class Ds2(Scale):
     """As many replicas of every stage as its rate needs, n = ⌈λ d(1)⌉, without batches; ignores deadlines.
 
     Kalavri et al., Three steps is all you need (OSDI 2018), in the form of FA2's evaluation: the true processing rate
@@ -283,7 +283,7 @@ class Ds2:
 
 
 @dataclass(frozen=True, slots=True)
-class Inferline:
+class Inferline(Scale):
     """Greedy: starts with batches of 1; then each stage in turn grows its batch as far as the deadlines allow.
 
     Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation. Fails if early
@@ -305,7 +305,7 @@ class Inferline:
 
 
 @dataclass(frozen=True, slots=True)
-class Grandslam:
+class Grandslam(Scale):
     """Every stage has a fixed share of the deadline, and the largest batch that fits into it.
 
     Kannan et al., GrandSLAm (EuroSys 2019), in the form of FA2's evaluation: it does not choose numbers of replicas, so
@@ -331,7 +331,7 @@ class Grandslam:
 
 
 @dataclass(frozen=True, slots=True)
-class Fa2Single:
+class Fa2Single(Scale):
     """FA2's rule for one model: as many small equal replicas as the tightest budget of the last second needs.
 
     The horizontal baseline of Sponge (EuroMLSys 2024, evaluation, with the rule of its artefact). Scale-in takes effect

@@ -11,7 +11,7 @@ they start sooner. The specification gives metrics, formulas and targets; period
 published and are those of the platforms.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -43,9 +43,11 @@ from sloop.api.policies import (
     ClusterView,
     CompletionInput,
     NodeView,
+    Provision,
     Provisioning,
     ProvisionInput,
     ReplicaStart,
+    Scale,
     StageView,
     sourcing,
     targets,
@@ -55,7 +57,7 @@ from sloop_systems.flashpoint.solver import filled_cuts
 
 
 @dataclass(frozen=True, slots=True)
-class Flashpoint:
+class Flashpoint(Provision):
     """Replicas start on nodes that have the weights; other nodes get them from the nearest source, along chains.
 
     Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
@@ -252,7 +254,7 @@ TOLERANCE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ReactiveScale(ABC):
+class ReactiveScale(Scale):
     """What the autoscalers have in common: equal replicas of each stage, as many as `_proposed` says."""
 
     is_quick: ClassVar[bool] = True
@@ -268,7 +270,7 @@ class ReactiveScale(ABC):
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    up_period_ns: ClassVar[int] = 0
+    _up_period_ns: ClassVar[int] = 0
     """Scale up by at most 4 replicas or a doubling in this time, as Kubernetes does; 0: without a limit."""
     window_ns: PositiveInt = s(60)
     """The measurement is that of this time."""
@@ -302,7 +304,7 @@ class ReactiveScale(ABC):
             now_ns,
             max(self.replicas_min, min(round_up(wanted), self.replicas_max)),
             stabilisation_ns=0,  # the publication argues that fast starts make it needless
-            up_period_ns=self.up_period_ns,
+            up_period_ns=self._up_period_ns,
             replicas_max=self.replicas_max,
         )
         planned = targets.equal_replicas(
@@ -340,15 +342,15 @@ class AtollRate(ReactiveScale):
 class TorchServe(ReactiveScale):
     """TorchServe on Kubernetes: its autoscaler on the mean time that requests wait in the queue.
 
-    Replicas = ⌈ready × wait/target⌉, no change within the tolerance, at most 4 more or a doubling in `up_period_ns`, as
-    in autoscaling/v2. The mean wait of the window is the waiting requests over the arrivals per second (Little's law).
+    Replicas = ⌈ready × wait/target⌉, no change within the tolerance, at most 4 more or a doubling in 15 s, as in
+    autoscaling/v2. The mean wait of the window is the waiting requests over the arrivals per second (Little's law).
     With queues of 7 s, the published target, it fails for every deadline below: it keeps too few replicas until the
     queue is long, and then adds many at once.
     """
 
     target_ns: PositiveInt = s(7)
     """The mean wait to aim for."""
-    up_period_ns: ClassVar[int] = s(15)
+    _up_period_ns: ClassVar[int] = s(15)
 
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
         ready, window = stage.count(Life.READY), stage.window(self.window_ns)

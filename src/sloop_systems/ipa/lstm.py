@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.api import InputError, OutOfRange, Range, quoted, s
-from sloop.api.policies import Traffic
+from sloop.api.policies import Forecast, Traffic
 from sloop.api.solvers import seconds_rps
 
 Floats = NDArray[np.float64]
@@ -159,7 +159,7 @@ def _network(weights: str) -> LstmNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm:
+class Lstm(Forecast):
     """A small recurrent network's prediction of the busiest second of the near future, times 1 + `margin`.
 
     The forecaster of IPA and Biscale (section 2.8 of both specifications). `weights` is the name of weights that ship

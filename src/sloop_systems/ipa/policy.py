@@ -37,7 +37,7 @@ from sloop.api import (
     s,
     to_ms,
 )
-from sloop.api.policies import Belief, ClusterView, StageView, targets
+from sloop.api.policies import Belief, ClusterView, Scale, StageView, targets
 from sloop.api.solvers import fill_ms, patience_ns, replicas_needed
 from sloop_systems.ipa import label_setting
 from sloop_systems.ipa import milp as ipa_milp
@@ -102,7 +102,7 @@ class IpaMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Ipa:
+class Ipa(Scale):
     """The best choice at `headroom` above the forecast, every `interval_ns` from the first requests on."""
 
     resizes: ClassVar[bool] = False

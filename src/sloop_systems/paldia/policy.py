@@ -65,7 +65,17 @@ from sloop.api import (
     to_ms,
     to_s,
 )
-from sloop.api.policies import MILLI, BatchDecision, BatchDevice, Belief, ClusterView, QueueView, StageView, targets
+from sloop.api.policies import (
+    MILLI,
+    BatchDecision,
+    BatchDevice,
+    Belief,
+    ClusterView,
+    QueueView,
+    Scale,
+    StageView,
+    targets,
+)
 from sloop_systems.paldia import solver
 from sloop_systems.paldia.solver import (
     DelayedTermination,
@@ -146,7 +156,7 @@ class PaldiaMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Paldia:
+class Paldia(Scale):
     """Plans the hardware that PALDIA or one of its baselines chooses, with as many replicas as batches run together
     there. Fails if the load changes faster than a node comes: it switches only after `wait_limit` decisions."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.api import NS_PER_S, Fraction, NonNegativeFloat, Plan, PositiveFloat, PositiveInt, counted, s, to_ms, to_s
-from sloop.api.policies import Belief, ClusterView, StageView, targets
+from sloop.api.policies import Belief, ClusterView, Scale, StageView, targets
 from sloop.api.solvers import fill_ms
 from sloop_systems.sponge import solver as sponge
 from sloop_systems.sponge.solver import SpongeGrid, SpongeSetting
@@ -45,7 +45,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Sponge:
+class Sponge(Scale):
     """One replica with the fewest cores, then the smallest batch, that serve requests in the time they have left."""
 
     is_quick: ClassVar[bool] = True

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from sloop.core.protocols import Scale
 from sloop.core.views import Bucket, ClusterView
 from sloop.errors import InputError
 from sloop.profile.published import YOLOV5S_S
@@ -141,7 +142,7 @@ def test_the_world_is_the_trials() -> None:
     assert ("order", "fifo") in fifo(STATIC_8).parameters
 
 
-class CuriousScaler:
+class CuriousScaler(Scale):
     """A scaler that remembers what it saw."""
 
     period_ns = s(1)

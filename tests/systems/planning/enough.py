@@ -4,6 +4,7 @@ so few do. A batch alone keeps the deadline."""
 import math
 from dataclasses import dataclass, replace
 
+from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView, StageView
 from sloop.policies import targets
 from sloop.systems import build_system
@@ -12,7 +13,7 @@ from sloop.vocabulary import Plan, StagePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Enough:
+class Enough(Scale):
     """Enough replicas for the rate."""
 
     hardware: str = ""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sloop.core.ledger import Ledger, Reservation
 from sloop.core.planner import cores_by_hardware
+from sloop.core.protocols import Place
 from sloop.core.views import Site
 from sloop.profile.estimate import Estimate
 from sloop.systems.planning.placement import PlanShortfall
@@ -61,7 +62,7 @@ def test_what_has_no_room_says_why(cluster: dict[str, Any], system: dict[str, An
 
 
 @dataclass(frozen=True)
-class Third:
+class Third(Place):
     """Chooses the node called custom-2."""
 
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
@@ -86,7 +87,7 @@ def test_a_large_cluster_is_shown_once_for_each_state() -> None:
     seen: list[int] = []
 
     @dataclass(frozen=True)
-    class Counting:
+    class Counting(Place):
         def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
             seen.append(len(sites))
             return 0

@@ -219,20 +219,21 @@ def test_a_policy_that_cannot_plan_for_few_cores_has_an_empty_plan(tmp_path: Pat
     x = found.applications[0]
     assert (x.feasible, x.cores, x.plan_feasible) == (False, 0, False)
     assert x.plan_why == "picky has no plan for the cores that the other applications leave it: RuntimeError: too few"
-    with pytest.raises(InputError, match=r"picky.py:15: it cannot plan: RuntimeError: too few"):
+    with pytest.raises(InputError, match=r"picky.py:16: it cannot plan: RuntimeError: too few"):
         explain_plan(deployed(str(tmp_path / "picky.py"), nodes(1, 1), x={}), 500)
 
 
 PICKY = """
 from dataclasses import dataclass, replace
 
+from sloop.core.protocols import Scale
 from sloop.systems.catalogue import build_system
 from sloop.policies.scale.static import Static
 from sloop.systems.system import System
 
 
 @dataclass(frozen=True)
-class Picky:
+class Picky(Scale):
     period_ns: int = 10**9
 
     def plan(self, now_ns, view):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
+from sloop.core.protocols import Scale
 from sloop.core.views import Belief, ClusterView, ReplicaView, StageView
 from sloop.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_range
 from sloop.policies import targets
@@ -73,7 +74,7 @@ class CountedBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(Scale):
     """Adapts the number of bodies to the mean rate every `adapt_ns`, and the number of shadows to the rate of the last
     second at every tick (`period_ns`).
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -31,7 +32,7 @@ METRIC: Final[Metric] = "sm_use"
 
 
 @dataclass(frozen=True, slots=True)
-class Harbor:
+class Harbor(Scale):
     """A placement on devices of several kinds that counts waiting, transfers and the slowdown by other models on the
     device (`sloop.solvers.harbor`).
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final
 
+from sloop.core.protocols import Scale
 from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_range
 from sloop.policies import targets
@@ -38,7 +39,7 @@ CORES_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Hpa:
+class Hpa(Scale):
     """Kubernetes' Horizontal Pod Autoscaler: the number of equal replicas whose utilisation is `target`.
 
     The algorithm of autoscaling/v2 for a resource metric with its defaults (Kubernetes documentation, "Horizontal Pod
@@ -129,7 +130,7 @@ class VpaSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Vpa:
+class Vpa(Scale):
     """Kubernetes' Vertical Pod Autoscaler: larger or smaller replicas, by restart.
 
     A threshold recommender on utilisation, the vertical baseline suggested for Sponge: cores = used cores ÷ target,
@@ -210,7 +211,7 @@ class KpaHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Kpa:
+class Kpa(Scale):
     """Knative's Pod Autoscaler: equal replicas with a target number of requests each; scales to zero when idle.
 
     The decision function of Knative Serving's autoscaler (documentation, "Autoscaling concepts") with its defaults: the

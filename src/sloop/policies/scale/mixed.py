@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from sloop.core.ledger import MICRO, Ledger, equal_nodes, replicas_max
 from sloop.core.nodes import UNUSED_NS
+from sloop.core.protocols import Scale
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -142,7 +143,7 @@ class MixedMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class Mixed(Scale):
     """The cheapest replicas that carry `headroom` more than the largest forecast of the last `calm_ns`."""
 
     headroom: NonNegativeFloat = 0.2

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from msgspec import Struct, structs
 
 from sloop.core.ledger import Ledger, Reservation, why_full
+from sloop.core.protocols import Scale
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import NonNegativeFloat, Range
@@ -72,7 +73,7 @@ class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
+class Static(Scale):
     """`replicas` with `cores` each for every stage; `stages` overrides the values of single stages."""
 
     is_quick: ClassVar[bool] = True
@@ -94,6 +95,10 @@ class Static:
     `sloop plan --json` writes."""
     _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
     """By stage, its groups."""
+
+    @property
+    def is_fixed(self) -> bool:
+        return bool(self.placements)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The configured plan. InputError for a stage, variant or kind of hardware that the application does not

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView
 from sloop.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from sloop.policies import targets
@@ -34,7 +35,7 @@ from sloop.vocabulary import Plan, StagePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Vertical:
+class Vertical(Scale):
     """Replicas of each stage, resized in place every second; more of them only where no size carries the load.
 
     The system `vertical-only` is the vertical baseline of Biscale's evaluation (Razavi, dissertation, TU Darmstadt

@@ -143,7 +143,7 @@ def _application_report(application: ApplicationPrediction) -> ApplicationReport
         one_more=marginal_cost(plan, shortfalls, then.plan, then.shortfalls),
         plan_why=plan.why,
         plan_feasible=plan.feasible,
-        plan_arrivals=planned_arrivals(setup),
+        plan_arrivals=setup.system.policies.scale.arrivals,
         feasible_arrivals=tuple(name for name in ("burst", "even") if application.is_feasible(name)),
         predicted_ms_low=low_ms,
         predicted_ms_high=high_ms,
@@ -274,12 +274,6 @@ def _predicted_range_ms(application: ApplicationPrediction) -> tuple[float | Non
     return min(ends_ms[0], timing.predicted_ms), max(ends_ms[1], timing.predicted_ms)
 
 
-def planned_arrivals(setup: ApplicationSetup) -> Arrivals | None:
-    """The arrivals that the scaling policy plans for: its attribute `arrivals`, which a policy need not have."""
-    arrivals: Arrivals | None = getattr(setup.system.policies.scale, "arrivals", None)
-    return arrivals
-
-
 IN_WORDS: Final[Mapping[Arrivals, str]] = {
     "even": "evenly spaced requests",
     "burst": "bursts, all requests of a second at once",
@@ -289,7 +283,7 @@ IN_WORDS: Final[Mapping[Arrivals, str]] = {
 def _own_criterion(application: ApplicationPrediction) -> str:
     """A note if the system's own criterion and the prediction disagree: their assumptions and results."""
     setup, plan, feasible = application.setup, application.plan, not application.shortfalls
-    system, arrivals = setup.system.name, planned_arrivals(setup)
+    system, arrivals = setup.system.name, setup.system.policies.scale.arrivals
     if plan.feasible == feasible or (plan.feasible and arrivals is None):
         return ""
     plans_for = f"{system} plans for {IN_WORDS[arrivals]}" if arrivals else f"{system} plans by a criterion of its own"
@@ -303,7 +297,7 @@ def _own_criterion(application: ApplicationPrediction) -> str:
 
 def _within(setup: ApplicationSetup) -> str:
     """The share of the deadline that the scaling policy plans with, its attribute `margin`; empty if that is all."""
-    margin: float = getattr(setup.system.policies.scale, "margin", 1.0)
+    margin = setup.system.policies.scale.margin
     slo_ms = setup.application.slo_ms
     return f", within {number(margin * slo_ms)} ms ({margin:g} × {number(slo_ms)} ms)" if margin < 1 else ""
 
@@ -317,7 +311,7 @@ def _other_arrivals(application: ApplicationPrediction) -> str:
         return ""
     at_once = counted(round_up(prediction.rate_rps), "request") + " of a second"
     condition = f"if all {at_once} arrived at once" if other.arrivals == "burst" else "if requests were evenly spaced"
-    if planned_arrivals(setup) == other.arrivals:
+    if setup.system.policies.scale.arrivals == other.arrivals:
         condition += f", for which {setup.system.name} plans"
     is_feasible = application.is_feasible(other.arrivals)
     verdict = f"the plan would {'' if is_feasible else 'not '}be feasible"

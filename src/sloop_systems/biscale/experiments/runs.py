@@ -350,7 +350,7 @@ class HorizontalMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class HorizontalRival:
+class HorizontalRival(Scale):
     """The horizontal baseline of the publication's evaluation: FA2's program with replicas of one core, solved as often
     as Biscale's.
 

@@ -241,7 +241,7 @@ def policies_of(trial: SimulatedTrial) -> Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class AtKnownRates:
+class AtKnownRates(Scale):
     """A scaling policy whose view has these rates, by stage, instead of forecasts."""
 
     inner: Scale

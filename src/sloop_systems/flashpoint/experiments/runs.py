@@ -250,7 +250,7 @@ def policies_of(trial: FlashpointTrial, knob: float) -> Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class OnFewestHosts:
+class OnFewestHosts(Provision):
     """Starts as `policy` says, but those of the first plan on as few hosts as possible, as if the application had grown
     from one replica; the publication does not say where they are."""
 

@@ -139,7 +139,7 @@ class IpaResult(RunResult, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeForecast:
+class WholeForecast(Forecast):
     """A forecast with a margin, rounded to whole requests per second, at least 1."""
 
     inner: Forecast

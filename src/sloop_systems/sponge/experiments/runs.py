@@ -45,7 +45,7 @@ from sloop.api.experiments import (
     read_link,
     simulate,
 )
-from sloop.api.policies import Bucket, ClusterView, Policies, Scale, StageView, Traffic
+from sloop.api.policies import Bucket, ClusterView, Forecast, Policies, Scale, StageView, Traffic
 from sloop.api.profiles import YOLOV5S_S
 from sloop.api.systems import build_system
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
@@ -107,7 +107,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownRate:
+class KnownRate(Forecast):
     """A forecast that returns the configured rate."""
 
     rate_rps: float
@@ -117,7 +117,7 @@ class KnownRate:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkOracle:
+class LinkOracle(Scale):
     """A scaling policy whose view has the transfer time of the coming second instead of the last one."""
 
     inner: Scale
