@@ -16,6 +16,7 @@ from sloop.errors import InputError
 from sloop.options import (
     OutOfRange,
     PositiveFloat,
+    PositiveInt,
     Range,
     Value,
     adjust,
@@ -25,6 +26,7 @@ from sloop.options import (
     describe,
     keys_of,
     nearest,
+    ranges_of,
     read_options,
     written,
 )
@@ -194,6 +196,64 @@ def test_ranges_of_options_made_in_python_are_those_of_the_annotations(wrong: di
     with pytest.raises(OutOfRange) as caught:
         check_ranges(Sample(**{"rate": 1, **wrong}))
     assert str(caught.value) == message
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Forms of annotations that a user's policy may have."""
+
+    doubtful: Annotated[float, "as a fraction"] = 1
+    described: Annotated[float, Range(above=0), "in cores"] = 1
+    narrowed: Annotated[PositiveFloat, Range(most=10)] = 1
+    optional: Annotated[float | None, Range(above=0)] = None
+    listed: Annotated[tuple[float, ...], Range(above=0)] = (1,)
+    either: int | float | None = 1
+    named: Mapping[str, PositiveFloat] | None = None
+    calm_ns: PositiveInt | None = None
+    count: PositiveInt = 1
+
+
+def test_a_range_may_stand_anywhere_in_an_annotation() -> None:
+    check_ranges(Annotations())
+    assert ranges_of(Annotations) == {
+        "described": "above 0",
+        "narrowed": "above 0 and at most 10",
+        "optional": "above 0",
+        "listed": "above 0",
+        "named": "above 0",
+        "calm_ms": "above 0 ms",
+        "count": "above 0",
+    }
+    assert written(Annotations())["calm_ms"] is None
+    assert read_options(Annotations, {"doubtful": -1, "listed": [2, 3]}) == Annotations(doubtful=-1, listed=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("described", 0, "described must be a number above 0, not 0"),
+        ("narrowed", 11, "narrowed must be a number above 0 and at most 10, not 11"),
+        ("optional", -1, "optional must be a number above 0, not -1"),
+        ("listed", (1, 0), "listed[1] must be a number above 0, not 0"),
+        ("named", {"a": 0}, "named.a must be a number above 0, not 0"),
+        ("calm_ns", 0, "calm_ms must be a time above 0 ms, not 0 ms"),
+        ("count", 0.5, "count must be a whole number, not 0.5"),
+        ("count", "1", "count must be a number above 0, not '1'"),
+        ("count", None, "count must be a number above 0, not empty"),
+    ],
+)
+def test_a_range_is_checked_wherever_it_stands(key: str, value: Any, message: str) -> None:
+    with pytest.raises(OutOfRange) as caught:
+        check_ranges(Annotations(**{key: value}))
+    assert str(caught.value) == message
+    written_key, declared = ("calm_ms", value) if key == "calm_ns" else (key, value)
+    with pytest.raises(InputError, match=r"must be"):
+        read_options(Annotations, {written_key: [*declared] if isinstance(declared, tuple) else declared})
+
+
+def test_options_are_dataclasses() -> None:
+    with pytest.raises(InputError, match=r"^object is no dataclass\nhelp: decorate it with @dataclass"):
+        check_ranges(object())
 
 
 def test_durations_are_named_as_users_write_them() -> None:

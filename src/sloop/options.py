@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from math import inf, isfinite
+from math import inf
+from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, Union
 
@@ -57,7 +58,7 @@ class Range:
 
     def hold(self, value: float) -> bool:
         """Whether `value` is a finite number in the range."""
-        return isfinite(value) and value > self.above and self.least <= value <= self.most
+        return _is_finite(value) and value > self.above and self.least <= value <= self.most
 
     def check(self, value: float, where: str) -> float:
         """`value`. InputError at `where` if it is out of range."""
@@ -82,9 +83,16 @@ class Range:
 
     def wrong(self, key: str, value: float) -> str:
         """What is wrong with a value outside the range; one whose key ends in `_ns` is given in milliseconds."""
-        if key.endswith("_ns") and isfinite(value):
+        if not _is_finite(value):
+            return f"must be a number{self.text(inf)}, not {describe(value)}"
+        if key.endswith("_ns"):
             return f"must be a time{self.in_ms.text(to_ms(int(value)), ' ms')}, not {to_ms(int(value)):g} ms"
         return f"must be a number{self.text(value)}, not {describe(value)}"
+
+
+def _is_finite(value: Any) -> bool:  # noqa: ANN401  # policies made in Python may hold anything
+    """Also of a whole number that is too large for a float."""
+    return isinstance(value, Real) and -inf < value < inf  # type: ignore[operator]  # its own protocol has no order
 
 
 ANY_NUMBER: Final = Range()
@@ -284,12 +292,14 @@ class _Option:
 
     @property
     def limits(self) -> Range:
-        """The range of its annotation."""
-        return typing.get_args(self.hint)[1] if typing.get_origin(self.hint) is Annotated else ANY_NUMBER
+        """The range in its annotation."""
+        return _limits_in(self.hint) or ANY_NUMBER
 
 
 def _options_of(kind: type[object]) -> Mapping[str, _Option]:
     """The fields that `__init__` of a dataclass or msgspec Struct takes, by name."""
+    if not _is_options(kind):
+        raise InputError(f"{kind.__name__} is no dataclass", help="decorate it with @dataclass(frozen=True)")
     hints = typing.get_type_hints(kind, include_extras=True)
     if not is_dataclass(kind):
         return {f.name: _Option(f.name, hints[f.name], f.required) for f in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # a Struct
@@ -322,10 +332,21 @@ def ranges_of(kind: type[object]) -> dict[str, str]:
 
 
 def _limits_in(hint: object) -> Range | None:
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Annotated:
-        return arguments[1]  # type: ignore[no-any-return]
-    return next((limits for argument in arguments if (limits := _limits_in(argument))), None)
+    kind, limits = _unwrapped(hint)
+    return limits or next((inner for argument in typing.get_args(kind) if (inner := _limits_in(argument))), None)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, Range | None]:  # noqa: ANN401  # any annotation
+    """The type inside `Annotated`, and the range among the rest, which may have other things; of several ranges, what
+    is in all."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint, None
+    kind, *others = typing.get_args(hint)
+    ranges = [other for other in others if isinstance(other, Range)]
+    if not ranges:
+        return kind, None
+    above, least = max(limits.above for limits in ranges), max(limits.least for limits in ranges)
+    return kind, Range(above, least, min(limits.most for limits in ranges))
 
 
 def written(options: object) -> dict[str, Any]:
@@ -333,7 +354,8 @@ def written(options: object) -> dict[str, Any]:
     found = {}
     for name in _options_of(type(options)):
         value = getattr(options, name)
-        found[_written_key(name)] = to_ms(value) if name.endswith("_ns") else msgspec.to_builtins(value, enc_hook=str)
+        is_duration = name.endswith("_ns") and value is not None
+        found[_written_key(name)] = to_ms(value) if is_duration else msgspec.to_builtins(value, enc_hook=str)
     return found
 
 
@@ -427,24 +449,25 @@ def _read_fields(
     return found
 
 
-def _read(value: Value, hint: Any) -> Any:  # noqa: ANN401  # of the type that `hint` says
+def _read(value: Value, hint: Any, limits: Range = ANY_NUMBER) -> Any:  # noqa: ANN401  # of the type that `hint` says
     """The value as the type `hint`, which may be nested: number, text, choice, list, mapping or class of options."""
+    hint, narrower = _unwrapped(hint)
+    limits = narrower or limits
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType) and NoneType in arguments:
-        return None if value.content is None else _read(value, _some(arguments))
-    if origin is Annotated:
-        return _read_scalar(value, *arguments)
+        (other,) = (argument for argument in arguments if argument is not NoneType)
+        return None if value.content is None else _read(value, other, limits)
     if origin is Literal:
         return value.choice(arguments)
     if origin is tuple:
-        return tuple(_read(each, arguments[0]) for each in value.one_or_more())
+        return tuple(_read(each, arguments[0], limits) for each in value.one_or_more())
     if origin is not None and issubclass(origin, Mapping):
-        return {key: _read(each, arguments[1]) for key, each in value.mapping().items()}
+        return {key: _read(each, arguments[1], limits) for key, each in value.mapping().items()}
     assert isinstance(hint, type), hint
-    return read_options(hint, value) if _is_options(hint) else _read_scalar(value, hint)
+    return read_options(hint, value) if _is_options(hint) else _read_scalar(value, hint, limits)
 
 
-def _read_scalar(value: Value, kind: type[object], limits: Range = ANY_NUMBER) -> object:
+def _read_scalar(value: Value, kind: type[object], limits: Range) -> object:
     if kind is bool:
         return value.boolean()
     if kind is float:
@@ -464,27 +487,27 @@ def _check_fields(options: object, path: str) -> None:
         _check(f"{path}{name}", getattr(options, name), option.hint)
 
 
-def _check(key: str, value: Any, hint: Any) -> None:  # noqa: ANN401  # of the type that `hint` says
+def _check(key: str, value: Any, hint: Any, limits: Range | None = None) -> None:  # noqa: ANN401  # see `hint`
     """OutOfRange if a number in `value`, which may be nested as in `_read`, is outside its range."""
+    hint, narrower = _unwrapped(hint)
+    limits = narrower or limits
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated and not arguments[1].hold(value):
-        raise OutOfRange(_written_key(key), arguments[1].wrong(key, value))
-    if origin in (Union, UnionType) and NoneType in arguments and value is not None:
-        _check(key, value, _some(arguments))
+    if origin in (Union, UnionType):
+        kinds = [kind for kind in arguments if kind is not NoneType]
+        if value is not None and len(kinds) == 1:
+            _check(key, value, kinds[0], limits)
     elif origin is tuple:
-        for index, each in enumerate(value):
-            _check(f"{key}[{index}]", each, arguments[0])
+        for index, each in enumerate(value or ()):
+            _check(f"{key}[{index}]", each, arguments[0], limits)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
-        for name, each in value.items():
-            _check(f"{key}.{name}", each, arguments[1])
-    elif _is_options(hint):
+        for name, each in (value or {}).items():
+            _check(f"{key}.{name}", each, arguments[1], limits)
+    elif _is_options(hint) and value is not None:
         _check_fields(value, f"{key}.")
-
-
-def _some(arguments: Sequence[object]) -> object:
-    """Of the types of an option that may be None, the other one."""
-    (hint,) = (each for each in arguments if each is not NoneType)
-    return hint
+    elif limits is not None and not limits.hold(value):
+        raise OutOfRange(_written_key(key), limits.wrong(key, value))
+    elif limits is not None and hint is int and value != int(value):
+        raise OutOfRange(_written_key(key), f"must be a whole number, not {describe(value)}")
 
 
 def _is_options(hint: object) -> bool:

@@ -260,6 +260,8 @@ class DataPath:
                 count = decision.count
                 if not count:
                     if decision.skip:
+                        # A negative number would take nothing, and the policy would be asked for ever.
+                        assert decision.skip > 0, f"a batch policy drops {decision.skip} requests at {stage.name}"
                         self._skip(now_ns, stage, decision.skip, alone_ns, out)
                         continue  # the new head of the queue is not pruned yet
                     assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"

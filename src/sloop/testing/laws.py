@@ -77,6 +77,7 @@ def _batch(make: Make, random: Random) -> None:
     for _ in range(3):
         decision: BatchDecision = _asked(policy, "decide", now_ns, AssumedQueue(queue), device)
         assert 0 <= decision.count <= limit, f"a batch of {decision.count}, where at most {limit} may start"
+        assert decision.skip >= 0, f"it drops {decision.skip} requests"
         assert decision.skip + decision.count <= len(queue), "it takes more than there are"
         assert not (decision.skip and decision.count), "it drops visits and starts a batch in one answer"
         if decision.skip or decision.count:
