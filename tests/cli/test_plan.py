@@ -415,7 +415,7 @@ def test_one_system_is_shown_with_its_parameters(tmp_path: Path) -> None:
     shown = " ".join(CliRunner().invoke(main, ["systems", "elastic"]).stdout.split())
     assert "resizes in place" in shown
     assert "mixed clusters keeps to one kind of hardware" in shown
-    assert "margin 0.9 Fraction of each deadline to plan with." in shown
+    assert "margin 0.9 above 0 and at most 1 Fraction of each deadline to plan with." in shown
     assert "forecast.window_ms 2000" in shown
     found = json.loads(CliRunner().invoke(main, ["systems", "elastic", "--json"]).stdout)
     assert {"name", "source", "kind", "mixed", "slots", "runs", "parameters"} == found.keys()

@@ -62,6 +62,7 @@ from sloop.vocabulary import (
     Canary,
     Device,
     Group,
+    LayerSet,
     ModelWeights,
     Node,
     Outcome,
@@ -88,9 +89,13 @@ TRANSFER = st.builds(TransferId, st.integers(0, 10_000))
 PART = st.builds(
     Part, pipeline=st.builds(PipelineId, NS), place=st.integers(0, 9), bounds=st.lists(NS, max_size=4).map(tuple)
 )
-WEIGHTS = st.builds(
-    ModelWeights, name=WORDS, size_bytes=NS, layers=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))
+LAYERS = st.builds(
+    lambda first, count, is_complement: LayerSet(first, first + count, is_complement),
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.booleans(),
 )
+WEIGHTS = st.builds(ModelWeights, name=WORDS, size_bytes=NS, layers=st.none() | LAYERS)
 SHADOW = st.builds(Shadow, cores=CORES, blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple))
 SPEC = st.builds(
     ReplicaSpec,
