@@ -52,11 +52,11 @@ class Thinking(Static):
 
     is_quick: ClassVar[bool] = {is_quick}
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         end_ns = time.thread_time_ns() + 1_000_000_000
         while time.thread_time_ns() < end_ns:
             pass
-        return Static.plan(self, now_ns, view)
+        return Static.plan(self, now_ns, view, memory)
 
 
 policies = replace(SYSTEMS["static"].policies, scale=Thinking())

@@ -58,11 +58,11 @@ class RandomResizes(Scale):
     period_ns: int
     is_quick: ClassVar[bool] = True
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         stage = targets.one_stage(view, "restless")
         cores = self.cores[now_ns // self.period_ns % len(self.cores)]
         target = targets.equal_replicas(stage, targets.belief_of(stage), count=1, cores=cores, batch_max=max(BATCHES))
-        return Plan((target,), f"restless: {cores:g} cores")
+        return Plan((target,), f"restless: {cores:g} cores"), None
 
 
 def random_cores(seed: int, count: int) -> tuple[float, ...]:

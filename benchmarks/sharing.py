@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.models import convolutions, perceptron, small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.core.batching import AssumedDevice, AssumedQueue
+from sloop.core.protocols import deciding
 from sloop.core.views import SharedBatch
 from sloop.machine import usable_cpus
 from sloop.profile.examine import examine
@@ -152,7 +153,7 @@ class BurstBench(NamedTuple):
         as in a server."""
         costs_ns = [round(each * NS_PER_MS) for each in model.latencies_ms]
         waiting, running, now_ns = count, dict[ReplicaId, int](), 0
-        visits = [make_visit(number) for number in range(count)]
+        visits, decide = [make_visit(number) for number in range(count)], deciding(policy)
         idle = [ReplicaId(number) for number in range(self.workers.count)]
         began_s = time.perf_counter()
         while waiting or running:
@@ -160,7 +161,7 @@ class BurstBench(NamedTuple):
             while waiting and idle:
                 there = [SharedBatch("stage", size) for size in running.values()]
                 device = AssumedDevice(model.batch, costs_ns, model.law, model.largest, len(idle), there)
-                size = policy.decide(now_ns, AssumedQueue(visits[:waiting]), device).count
+                size = decide(now_ns, AssumedQueue(visits[:waiting]), device).count
                 if not size:
                     break
                 worker = heappop(idle)

@@ -186,12 +186,12 @@ class Own(Scale):
     is_quick = True
     period_ns: int = 1_000_000_000
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         (stage,) = targets.on_one_kind(view).stages
         if {when}:
             raise KeyError(stage.name)
         belief = targets.belief_of(stage)
-        return Plan((targets.equal_replicas(stage, belief, count=2, cores=1.0, batch_max=4),), why="two")
+        return Plan((targets.equal_replicas(stage, belief, count=2, cores=1.0, batch_max=4),), why="two"), None
 
 SYSTEM = System("own", "system", "a test", replace(SYSTEMS["static"].policies, scale=Own()))
 """

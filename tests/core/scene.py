@@ -103,12 +103,12 @@ class Script(Scale):
     """If positive, replicas have whole multiples of it."""
     release_after_ns: int = UNUSED_NS
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan | None, None]:
         if self.error is not None:
             raise self.error
         self.seen.append(view)
         if not self.obeys or self.target is None:
-            return self.target
+            return self.target, None
         cores = sum(node.node.cores for node in view.nodes)
         if self.unit:
             cores = max(1, int(cores / self.unit + 1e-9)) * self.unit
@@ -122,10 +122,7 @@ class Script(Scale):
             )
             for target in self.target.stages
         ]
-        return structs.replace(self.target, stages=tuple(stages))
-
-    def __deepcopy__(self, memo: object) -> "Script":
-        return replace(self, seen=list(self.seen))
+        return structs.replace(self.target, stages=tuple(stages)), None
 
 
 def plan_of(

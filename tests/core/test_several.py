@@ -1,7 +1,6 @@
 """Several applications on one cluster: names, plans together, resting, nodes on demand, plans beside the loop."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +24,9 @@ from sloop.actions import (
 )
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
-from sloop.core.planner import copied, cores_by_hardware, trimmed
-from sloop.core.protocols import Divide, Scale
-from sloop.core.views import CoreDemand
+from sloop.core.planner import cores_by_hardware, trimmed
+from sloop.core.protocols import Divide
+from sloop.core.views import ClusterView, CoreDemand
 from sloop.events import (
     WOKE,
     Finished,
@@ -130,10 +129,10 @@ def test_cores_that_whole_units_leave_go_to_an_application_that_can_use_them() -
     assert sorted(cores for _, cores in planned) == [0.5, 0.5, 0.75]
 
 
-def test_a_policy_that_plans_again_for_fewer_cores_remembers_only_that() -> None:
+def test_a_policy_plans_again_for_the_cores_that_it_can_have() -> None:
     scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True)
     scene.act(0, WOKE)
-    assert [[view.nodes[0].node.cores for view in script.seen] for script in scene.scripts.values()] == [[2], [2]]
+    assert [[view.nodes[0].node.cores for view in script.seen] for script in scene.scripts.values()] == [[4, 2], [4, 2]]
 
 
 def test_cores_move_from_a_quiet_application_to_a_busy_one() -> None:
@@ -214,63 +213,55 @@ def test_a_wrong_divide_policy_changes_no_plan(cores: list[float]) -> None:
     assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("planner", "y")]
 
 
-def test_a_policy_that_cannot_be_copied_disturbs_nobody() -> None:
-    scene = Deployment({"x": 1.0, "y": 1.0})
-    scene.scripts["x"].__class__ = Uncopied
-    assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("plan", "y")]
+@dataclass
+class Counting(Script):
+    """A policy that remembers how often its plans were used."""
+
+    remembered: list[int] = field(default_factory=list)
+
+    def plan(self, now_ns: int, view: ClusterView, memory: int | None) -> tuple[Plan | None, Any]:
+        self.remembered.append(memory or 0)
+        made, _ = Script.plan(self, now_ns, view, None)
+        return made, (memory or 0) + 1
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """A frozen value that can change nevertheless."""
-
-    counts: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Remembering(Scale):
-    """A scaling policy with memories of all kinds."""
-
-    period_ns: int = 1
-    parameter: dict[str, int] = field(default_factory=dict)
-    recent: deque[tuple[int, Slot]] = field(init=False, default_factory=deque)
-    sizes: Sizes = field(init=False, default_factory=lambda: Sizes([1]))
-    table: dict[str, list[int]] = field(init=False, default_factory=dict)
-    unset: Any = field(init=False)
-
-    def plan(self, now_ns: int, view: object) -> Plan | None:
-        return None
+def test_a_plan_that_is_tried_and_not_used_leaves_nothing_behind() -> None:
+    """Two applications want 3 of 4 cores each, so both plan a second time for fewer, and perhaps a third time."""
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True)
+    script: Any = scene.scripts["x"]
+    script.__class__, script.remembered = Counting, (seen := list[int]())
+    for second in range(3):
+        scene.act(1000 * second, WOKE)
+    assert seen == sorted(seen)
+    assert set(seen) == {0, 1, 2}
+    assert len(seen) > 3, "what was tried is not remembered"
 
 
-def test_a_copied_policy_shares_its_parameters_and_nothing_that_changes() -> None:
-    policy = Remembering(7, {"a": 1})
-    object.__setattr__(policy, "unset", 3)
-    policy.recent.append((1, Slot(1.0)))
-    shared = [5]
-    policy.table.update(x=shared, y=shared)
-    made = copied(policy)
-    assert isinstance(made, Remembering)
-    assert made == policy
-    assert made.parameter is policy.parameter
-    made.recent.append((2, Slot(2.0)))
-    made.sizes.counts.append(2)
-    made.table["x"].append(6)
-    assert (list(policy.recent), policy.sizes, shared) == ([(1, Slot(1.0))], Sizes([1]), [5])
-    assert made.table["y"] == [5, 6], "what was one list is one list"
+class Forgetting(Counting):
+    def plan(self, now_ns: int, view: ClusterView, memory: int | None) -> tuple[Plan | None, Any]:
+        made, count = Counting.plan(self, now_ns, view, memory)
+        return made, count if count < 2 else None
 
 
-def test_two_names_of_one_memory_are_two_names_of_its_copy() -> None:
-    policy = Remembering()
-    object.__setattr__(policy, "unset", policy.recent)
-    object.__setattr__(policy, "sizes", None)
-    made = copied(policy)
-    assert isinstance(made, Remembering)
-    assert made.unset is made.recent is not policy.recent
+def test_a_policy_that_answers_no_memory_has_none_the_next_time() -> None:
+    scene = Deployment({"x": 1.0})
+    script: Any = scene.scripts["x"]
+    script.__class__, script.remembered = Forgetting, (seen := list[int]())
+    for second in range(3):
+        scene.act(1000 * second, WOKE)
+    assert seen == [0, 1, 0]
 
 
-class Uncopied(Script):
-    def __deepcopy__(self, memo: object) -> "Uncopied":
-        raise TypeError("cannot copy a lock")
+def test_a_scaling_policy_that_answers_no_pair_is_told_what_to_write() -> None:
+    scene = Deployment({"x": 1.0})
+    scene.scripts["x"].__class__ = Old
+    scene.act(0, WOKE)
+    assert "instead of a plan and its memory" in scene.core.plan_error("x")
+
+
+class Old(Script):
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> Any:
+        return self.target
 
 
 def test_equal_groups_are_trimmed_one_by_one() -> None:

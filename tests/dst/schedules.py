@@ -170,12 +170,12 @@ class ScriptedPlans(Scale):
     period_ns: int
     is_quick: bool
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan | None, None]:
         found = None
         for at_ns, plan in self.steps:
             if at_ns <= now_ns:
                 found = plan
-        return found
+        return found, None
 
 
 @dataclass(frozen=True, slots=True)

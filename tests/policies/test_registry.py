@@ -9,11 +9,9 @@ from sloop.errors import InputError
 from sloop.options import adjust, keys_of
 from sloop.policies.batch import Full, Slack, Timeout
 from sloop.policies.drop import Age
-from sloop.policies.route import SmoothWeighted
 from sloop.policies.scale.static import Static
 from sloop.systems.registry import POLICIES, build
 from sloop.units import ms, s
-from sloop.vocabulary import ReplicaId
 
 
 def test_durations_are_written_in_ms_or_s() -> None:
@@ -55,14 +53,11 @@ def test_mistakes_are_named_with_the_fix(verb: str, name: str, parameters: Mappi
     assert str(caught.value).startswith(message)
 
 
-def test_a_copy_starts_with_an_empty_memory() -> None:
+def test_a_copy_has_other_parameters() -> None:
     assert adjust(Full(patience=4), {}) == Full(patience=4)
     assert adjust(Timeout(wait_ns=5), {"wait_ms": 1}) == Timeout(wait_ns=ms(1))
     with pytest.raises(InputError, match=r"limit: must be a number above 0, not 0"):
         adjust(Age(), {"limit": 0})
-    used = SmoothWeighted()
-    used._credit[ReplicaId(1)] = 3.0
-    assert not adjust(used, {})._credit
 
 
 def test_policies_that_are_called_within_the_event_loop() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sloop.core.protocols import ReadyReplica
+from sloop.core.protocols import ReadyReplica, choosing
 from sloop.policies.route import (
     FORGOTTEN_MAX,
     Fastest,
@@ -43,30 +43,23 @@ NONE = ReplicaId(-1)
 
 def test_spreads_a_large_replicas_turns(idle: Callable[..., list[ReadyReplica]]) -> None:
     replicas = [*idle(1, cores=4), *idle(2), *idle(3)]  # without planned rates, cores are the weights
-    policy = SmoothWeighted()
-    turns = [replicas[policy.choose(0, replicas, NONE)].id for _ in range(12)]
+    choose = choosing(SmoothWeighted())
+    turns = [replicas[choose(0, replicas, NONE)].id for _ in range(12)]
     assert turns == [1, 1, 2, 1, 3, 1] * 2
 
 
 def test_replicas_that_come_and_go_are_forgotten(idle: Callable[..., list[ReadyReplica]]) -> None:
-    policy = SmoothWeighted()
+    memory = None
     for number in range(1000):
-        policy.choose(0, idle(number, number + 1), NONE)
-    assert len(policy._credit) <= 2 + FORGOTTEN_MAX
-
-
-def test_memory_is_its_own(idle: Callable[..., list[ReadyReplica]]) -> None:
-    first, second = SmoothWeighted(), SmoothWeighted()
-    first.choose(0, idle(1, 2), NONE)
-    assert first == second
-    assert second.choose(0, idle(1, 2), NONE) == 0
+        _, memory = SmoothWeighted().choose(0, idle(number, number + 1), NONE, memory)
+    assert len(memory or ()) <= 2 + FORGOTTEN_MAX
 
 
 def test_turns_follow_planned_rates_not_cores() -> None:
     """One with an accelerator, two without: the plan expects 60, 20 and 20 requests per second."""
     replicas = [Idle(ReplicaId(1), cores=4, weight=60), *(Idle(ReplicaId(n), cores=8, weight=20) for n in (2, 3))]
-    policy = SmoothWeighted()
-    turns = [replicas[policy.choose(0, replicas, NONE)].id for _ in range(50)]
+    choose = choosing(SmoothWeighted())
+    turns = [replicas[choose(0, replicas, NONE)].id for _ in range(50)]
     assert [turns.count(ReplicaId(number)) for number in (1, 2, 3)] == [30, 10, 10]
 
 

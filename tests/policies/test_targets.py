@@ -1,7 +1,5 @@
 """Plans of equal replicas and the limits of what can be asked for."""
 
-from collections import deque
-
 import pytest
 
 from sloop.core.views import ClusterView
@@ -177,8 +175,11 @@ def test_cores_on_offer_end_with_the_largest_node() -> None:
 
 
 def test_hysteresis_goes_up_at_once_and_down_when_all_agree() -> None:
-    recent: deque[int] = deque()
-    assert [targets.largest(recent, count, 2, float) for count in (1, 3, 2, 1, 1)] == [1, 3, 3, 2, 1]
+    recent, kept = tuple[int, ...](), list[int]()
+    for count in (1, 3, 2, 1, 1):
+        most, recent = targets.largest(recent, count, 2, float)
+        kept.append(most)
+    assert kept == [1, 3, 3, 2, 1]
 
 
 def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:

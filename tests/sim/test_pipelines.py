@@ -326,10 +326,10 @@ class LateStart(Scale):
     is_quick: ClassVar[bool] = True
     period_ns: int = s(1)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         (stage,) = view.stages
         group = Group(ReplicaSpec(stage.name, "v", Slot(1.0, "gpu")), 2 * (now_ns >= s(10)))
-        return Plan((StagePlan(stage.name, (group,), batch_max=1),), why="two, late")
+        return Plan((StagePlan(stage.name, (group,), batch_max=1),), why="two, late"), None
 
 
 def example() -> World:

@@ -313,10 +313,10 @@ STATIC = build_system("static")
 class Once(Scale):
     period_ns: int = s(1)
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         if now_ns > 0 and "quick/a" in [stage.name for stage in view.stages]:
             raise ZeroDivisionError("too quick")
-        return STATIC.policies.scale.plan(now_ns, view)
+        return STATIC.policies.scale.plan(now_ns, view, memory)
 
 SYSTEM = replace(STATIC, name="mine", policies=replace(STATIC.policies, scale=Once()))
 """

@@ -26,14 +26,14 @@ class Own(Scale):
     is_quick = True
     period_ns: int = 1_000_000_000
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         view = targets.on_one_kind(view)
         stages = []
         for stage in view.stages:
             belief, count = targets.belief_of(stage), 2
             FAULT
             stages.append(targets.equal_replicas(stage, belief, count=count, cores=1.0, batch_max=4))
-        return Plan(tuple(stages), why="two of each")
+        return Plan(tuple(stages), why="two of each"), None
 
 SYSTEM = System("own", "system", "a test", replace(SYSTEMS["static"].policies, scale=Own()))
 """

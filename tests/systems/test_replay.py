@@ -254,17 +254,16 @@ from sloop.policies import targets
 from sloop.systems import build_system
 from sloop.vocabulary import Plan
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Slow(Scale):
     period_ns: int = 10**9
-    calls: int = field(default=0, init=False)
 
-    def plan(self, now_ns, view):
-        self.calls += 1
+    def plan(self, now_ns, view, memory):
+        calls = (memory or 0) + 1
         (stage,) = view.stages
         belief = targets.belief_of(stage)
-        replicas = targets.equal_replicas(stage, belief, count=self.calls, cores=1.0, batch_max=1)
-        return Plan((replicas,), f"call {self.calls}")
+        replicas = targets.equal_replicas(stage, belief, count=calls, cores=1.0, batch_max=1)
+        return Plan((replicas,), f"call {calls}"), calls
 
 static = build_system("static")
 SYSTEM = replace(static, name="slow", policies=replace(static.policies, scale=Slow()))
@@ -324,7 +323,7 @@ def test_a_system_file_that_has_changed_since_the_run_is_named(slow: Setup, tmp_
         for now_ns, record in planned(slow):
             file.append(now_ns, record)
     assert changed_systems(read_log(path)) == []
-    (tmp_path / "slow.py").write_text(SLOW.replace("count=self.calls", "count=1"))
+    (tmp_path / "slow.py").write_text(SLOW.replace("count=calls", "count=1"))
     (said,) = changed_systems(read_log(path))
     assert said == f"{tmp_path / 'slow.py'} has changed since this run, so its present code may decide otherwise"
     result = CliRunner().invoke(main, ["replay", str(path)])

@@ -1,7 +1,6 @@
 """A core that is restored from a snapshot decides as the core would have that was saved."""
 
 import sys
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 from sloop.actions import StartReplica
 from sloop.app.load import load_application
 from sloop.core import Core
-from sloop.core.protocols import Scale
-from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.events import WOKE, ReplicaCompleted, ReplicaReady
 from sloop.runlog import MemoryLog
 from sloop.sim import simulate
 from sloop.systems.setup import Setup, build, set_up
-from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies
+from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_memories
 from sloop.testing.restoring import fresh_run, restored_run, restores, through_json
 from sloop.units import s
 from tests.sim.scene import in_parts
@@ -55,19 +52,18 @@ from sloop.vocabulary import Plan
 class Own:
     pass
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Slow(Scale):
     period_ns: int = 10**9
     step: int = 1
-    calls: int = field(default=0, init=False)
-    past: dict = field(default_factory=dict, init=False)
 
-    def plan(self, now_ns, view):
-        self.calls += self.step
-        self.past[now_ns] = STATE
+    def plan(self, now_ns, view, memory):
+        calls, *past = memory or (0,)
+        calls += self.step
         (stage,) = view.stages
         belief = targets.belief_of(stage)
-        return Plan((targets.equal_replicas(stage, belief, count=self.calls, cores=1.0, batch_max=1),), "more")
+        replicas = targets.equal_replicas(stage, belief, count=calls, cores=1.0, batch_max=1)
+        return Plan((replicas,), "more"), (calls, *past, STATE)
 
 static = build_system("static")
 SYSTEM = replace(static, name="slow", policies=replace(static.policies, scale=Slow()))
@@ -80,26 +76,26 @@ def own_system(folder: Path, state: str) -> Setup:
     return set_up(load_application(ONE | {"system": {"name": str(path), "step": 2}}))
 
 
-def test_policies_of_users_are_saved_if_their_state_is_plain(tmp_path: Path) -> None:
-    setup = own_system(tmp_path, "[now_ns, (1.5, None), {'a'}, float('inf'), -2**70]")
+def test_what_policies_of_users_remember_is_saved_if_it_is_plain(tmp_path: Path) -> None:
+    setup = own_system(tmp_path, "(now_ns, (1.5, None), frozenset('a'), float('inf'), -2**70)")
     run = fresh_run(setup)
     for second in range(3):
         run[0].handle(s(second), WOKE)
         assert run[0].plan_input is not None
         run[0].handle(s(second), run[0].planner.plan(run[0].plan_input))
     core, _ = restored_run(run, setup, s(2), [])
-    scale: Any = core.planner.policies["one"].scale
-    assert (scale.calls, scale.step) == (6, 2)
-    assert scale.past == {s(second): [s(second), (1.5, None), {"a"}, float("inf"), -(2**70)] for second in range(3)}
+    calls, *past = core.planner.memories["one"]
+    assert calls == 6
+    assert past == [(s(second), (1.5, None), frozenset("a"), float("inf"), -(2**70)) for second in range(3)]
 
 
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("__import__('fractions').Fraction(1)", r"past\[0\] is a fractions:Fraction"),
-        ("lambda: 1", r"past\[0\] is the function"),
-        ("__import__('threading').Lock()", r"past\[0\] is a _thread:lock"),
-        ("__import__('fractions').Fraction", r"past\[0\] is or has class"),
+        ("__import__('fractions').Fraction(1)", r"\[1\] is a fractions:Fraction"),
+        ("lambda: 1", r"\[1\] is the function"),
+        ("__import__('threading').Lock()", r"\[1\] is a _thread:lock"),
+        ("__import__('fractions').Fraction", r"\[1\] is or has class"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: str, says: str) -> None:
@@ -112,15 +108,14 @@ def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: st
 
 
 def test_objects_of_classes_beside_a_policy_are_saved(tmp_path: Path) -> None:
-    setup = own_system(tmp_path, "[Own, Own()]")
+    setup = own_system(tmp_path, "(Own, Own())")
     run = fresh_run(setup)
     run[0].handle(0, WOKE)
     assert run[0].plan_input is not None
     run[0].handle(0, run[0].planner.plan(run[0].plan_input))
     core, _ = restored_run(run, setup, 0, [])
-    scale: Any = core.planner.policies["one"].scale
-    kind, made = scale.past[0]
-    assert kind is sys.modules[type(scale).__module__].Own
+    _, (kind, made) = core.planner.memories["one"]
+    assert kind is sys.modules[type(setup.applications[0].system.policies.scale).__module__].Own
     assert type(made) is kind
 
 
@@ -137,12 +132,10 @@ def test_the_policies_of_a_planner_process_take_the_place_of_the_cores(tmp_path:
     core.handle(0, WOKE)
     assert core.plan_input is not None
     core.handle(0, planner.plan(core.plan_input))
-    own: Any = core.planner.policies["one"].scale
-    assert own.calls == 0
-    state = through_json(save_policies(beside.parts(), planner.policies))
+    assert not core.planner.memories
+    state = through_json(save_memories(beside.parts(), planner.memories))
     core, _ = restore(through_json(save(core, 0, planner=state)), own_system(tmp_path, "1").parts(), build)
-    scale: Any = core.planner.policies["one"].scale
-    assert scale.calls == 2
+    assert core.planner.memories == {"one": (2, 1)}
 
 
 def snapshot() -> Snapshot:
@@ -180,15 +173,6 @@ def test_a_snapshot_of_other_classes_is_refused() -> None:
     assert "release of sloop that wrote it" in caught.value.help
 
 
-@dataclass
-class Held(Scale):
-    period_ns: int = 10**9
-    value: Any = field(default=None, init=False)
-
-    def plan(self, now_ns: int, view: ClusterView) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -204,13 +188,11 @@ class Held(Scale):
 def test_values_come_back_as_they_were(value: Any) -> None:
     setup = set_up(load_application(ONE))
     (parts,) = setup.parts()
-    mine = replace(parts, policies=replace(parts.policies, scale=Held()))
-    theirs = replace(parts, policies=replace(parts.policies, scale=Held()))
-    mine.policies.scale.value = (value, value)  # type: ignore[attr-defined]
-    core = Core([mine], setup.deployment.cluster, build)
-    found = through_json(save_policies([mine], {"one": mine.policies}))
+    (theirs,) = set_up(load_application(ONE)).parts()
+    core = Core([parts], setup.deployment.cluster, build)
+    found = through_json(save_memories([parts], {"one": (value, value)}))
     core, _ = restore(through_json(save(core, 0, planner=found)), [theirs], build)
-    back = core.planner.policies["one"].scale.value  # type: ignore[attr-defined]
+    back = core.planner.memories["one"]
     assert type(back[0]) is type(value)
     assert np.array_equal(back[0], value) if isinstance(value, np.ndarray) else back[0] == value
     if isinstance(value, dict | np.ndarray):

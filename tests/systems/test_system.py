@@ -1,6 +1,6 @@
 """Systems: the parameters that users declare, mistakes in them, and systems in files of a user's own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,8 +50,8 @@ class Idle(Scale):
 
     period_ns: ClassVar[int] = s(1)
 
-    def plan(self, now_ns: int, view: ClusterView) -> None:
-        return None
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[None, None]:
+        return None, None
 
 
 class Misspelt(Idle):
@@ -68,16 +68,16 @@ class Alone:
 
     period_ns = s(1)
 
-    def plan(self, now_ns: int, view: ClusterView) -> None:
-        return None
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[None, None]:
+        return None, None
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided(Scale):
     period_ns: int
 
-    def plan(self, now_ns: int, view: ClusterView) -> None:
-        return None
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[None, None]:
+        return None, None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_mistakes_are_named_with_place_and_fix(name: str, declared: dict[str, An
 
 
 OWN = """
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from sloop.systems import SYSTEMS
 SYSTEM = replace(SYSTEMS["static"], name="mine")
 """
@@ -191,3 +191,35 @@ def test_parameters_say_what_they_mean_as_users_write_them() -> None:
     assert (found["cores"].range, found["margin"].range) == ("above 0", "above 0 and at most 1")
     assert calm.meaning == "How long the demand must have been lower before fewer replicas are planned."
     assert found["forecast.window_ms"].policy == "moving_max"
+
+
+@dataclass(frozen=True)
+class Old(Scale):
+    """A scaling policy as they were before they had a memory."""
+
+    period_ns: int = 1
+
+    def plan(self, now_ns: int, view: ClusterView) -> None:  # type: ignore[override]
+        return None
+
+
+@dataclass(frozen=True)
+class Keeping(Static):
+    seen: dict[str, int] = field(init=False, default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [
+        (
+            Old(),
+            "Old.plan must have the arguments now_ns, view and memory\nhelp: write `def plan",
+        ),
+        (Keeping(), "Keeping keeps seen besides its parameters\nhelp: answer with it as the memory"),
+    ],
+)
+def test_a_policy_with_a_state_of_its_own_is_told_what_to_write(scale: Any, says: str) -> None:
+    policies = replace(build_system("static").policies, scale=scale)
+    with pytest.raises(InputError) as caught:
+        System("mine", "system", "a test", policies)
+    assert says in str(caught.value)

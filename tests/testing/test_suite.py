@@ -86,8 +86,8 @@ class Alternates(Scale):
 
     period_ns = 10**9
 
-    def plan(self, now_ns: int, view: Any) -> Any:
-        return Static(replicas=next(CALLS)).plan(now_ns, view)
+    def plan(self, now_ns: int, view: Any, memory: Any) -> Any:
+        return Static(replicas=next(CALLS)).plan(now_ns, view, memory)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ class Own(Scale):
     count: int = 1
     """How many replicas of each stage."""
     period_ns: int = 10**9
-    _kept: dict = field(default_factory=dict, init=False)
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         count = self.count
-        return Static(replicas=count).plan(now_ns, view)
+        plan, _ = Static(replicas=count).plan(now_ns, view, None)
+        return plan, memory
 
 policies = replace(SYSTEMS["static"].policies, scale=Own())
 SYSTEM = System("own", "system", "a test", policies, "keeps to one kind of hardware")
@@ -160,7 +160,7 @@ Check = Callable[[SystemSuite, str], None]
         ),
         (
             "count = self.count",
-            "self._kept[now_ns] = lambda: 1; count = self.count",
+            "count, memory = self.count, lambda: 1",
             SystemSuite.test_a_restored_core_decides_as_the_saved_one,
             "is the function",
         ),

@@ -22,7 +22,7 @@ from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
 from sloop.core.batching import OfferedDevice
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, choosing, deciding
 from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, SlowedCosts
 from sloop.core.replica import Replica, RunningBatch
 from sloop.core.stage import StageState
@@ -72,8 +72,8 @@ class DataPath:
         self._state = state
         self._devices = devices
         self._admit = policies.admit
-        self._decide = policies.batch.decide
-        self._route = policies.route
+        self._decide = deciding(policies.batch)
+        self._choose = choosing(policies.route)
         self._is_hopeless = policies.drop.is_hopeless
         self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
@@ -238,7 +238,7 @@ class DataPath:
         open_requests = self._state.open_requests
         aside: list[Replica] = []
         while visits and idle:
-            index = self._route.choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
+            index = self._choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
             rate = replica.service_rate
             costs_ns = self._costs_beside(replica) if rate.is_shared else rate.costs_ns

@@ -1,6 +1,6 @@
 """The planner: asks the forecast and scaling policies of all applications for plans that fit the cluster together.
 
-It is a pure function of its `PlanInput` and of the policies' own state, so that it can run within the event loop or
+It is a pure function of its `PlanInput` and of what the policies remember, so that it can run within the event loop or
 in a process beside it (`Scale.is_quick`).
 
 Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
@@ -10,12 +10,9 @@ without other applications.
 """
 
 import math
-from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
-from functools import cache
-from itertools import combinations, islice
+from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -52,8 +49,8 @@ REPLICAS_MAX = 100_000
 CORES_MAX = 1_000_000
 """More cores of one replica are a mistake, and their thousandths may overflow."""
 
-UNCHANGEABLE: Final = frozenset({int, float, bool, str, bytes, type(None)})
-CONTAINERS: Final = (list, dict, deque)
+NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with `return plan, memory`"
+"""What to do about a scaling policy that gives no pair."""
 
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
@@ -65,6 +62,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._policies: dict[str, Policies] = {}
+        self._memories: dict[str, Any] = {}
         self.failures: dict[str, BaseException] = {}
         """The exceptions of policies in the last plans, by application."""
         self.limits: dict[tuple[str, str], float] = {}
@@ -76,12 +74,17 @@ class Planner:
 
     @property
     def policies(self) -> Mapping[str, Policies]:
-        """The policies of each application version, with their present state."""
+        """The policies of each application version."""
         return self._policies
 
-    def adopt(self, policies: Mapping[str, Policies]) -> None:
-        """Go on with the policies of another planner."""
-        self._policies.update(policies)
+    @property
+    def memories(self) -> Mapping[str, Any]:
+        """What the scaling policy of each application version remembers; none if it remembers nothing."""
+        return self._memories
+
+    def adopt(self, memories: Mapping[str, Any]) -> None:
+        """Go on with what the policies of another planner remember."""
+        self._memories.update(memories)
 
     def restored(self) -> None:
         """Set what a snapshot does not have: exceptions cannot be saved."""
@@ -90,6 +93,7 @@ class Planner:
     def discard(self, key: str) -> None:
         """Stop planning for an application version."""
         del self._policies[key]
+        self._memories.pop(key, None)
         self.failures.pop(key, None)
 
     def plan(self, given: PlanInput) -> Planned:
@@ -104,7 +108,10 @@ class Planner:
         if len(given.due) + len(given.others) > 1:
             plans = self._together(given, views)
         else:
-            plans = {key: self._plan(given.now_ns, key, view, self._policies[key].scale) for key, view in views.items()}
+            plans = {}
+            for key, view in views.items():
+                plans[key], memory = self._plan(given.now_ns, key, view)
+                self._remember(key, memory)
         made = {key: plan for key, plan in plans.items() if plan is not None}
         for key, plan in made.items():
             if self._policies[key].divide.idle == "use":
@@ -128,29 +135,35 @@ class Planner:
             paths=application.paths,
         )
 
-    def _plan(self, now_ns: int, key: str, view: ClusterView, scale: Scale) -> Plan | None:
+    def _plan(self, now_ns: int, key: str, view: ClusterView) -> tuple[Plan | None, Any]:
+        """A plan, and what its policy then remembers. Without one that can be used, what it remembered before."""
+        before = self._memories.get(key)
         try:
-            plan = scale.plan(now_ns, view)
+            answer: object = self._policies[key].scale.plan(now_ns, view, before)
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                what = f"the scaling policy answers {type(answer).__name__} instead of a plan and its memory"
+                raise InputError(what, help=NO_PAIR)
+            plan, memory = answer
             if plan is None:
-                return None
+                return None, memory
             check(plan, view)
-            return packed(plan, view)
+            return packed(plan, view), memory
         except FAILURES as error:
             self.failures[key] = error
-            return None
+            return None, before
+
+    def _remember(self, key: str, memory: object) -> None:
+        if memory is None:
+            self._memories.pop(key, None)
+        else:
+            self._memories[key] = memory
 
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
-        """Plans that together fit the cluster. Every attempt uses a copy of the policy, because a policy may remember
-        only the plan that is used."""
-        tried: dict[str, Scale] = {}
+        """Plans that together fit the cluster. A policy remembers only the plan that is used."""
         plans: dict[str, Plan | None] = {}
+        memories: dict[str, Any] = {}
         for key, view in views.items():
-            try:
-                tried[key] = copied(self._policies[key].scale)
-            except FAILURES as error:
-                self.failures[key] = error
-            else:
-                plans[key] = self._plan(given.now_ns, key, view, tried[key])
+            plans[key], memories[key] = self._plan(given.now_ns, key, view)
         wanted = [
             CoreDemand(application.key, hardware, cores, application.weight)
             for application in given.due
@@ -165,22 +178,21 @@ class Planner:
         for (key, hardware), cores in limits.items():
             short.setdefault(key, {})[hardware] = cores
         for key, own in short.items():
-            if key in tried:
-                plans[key], tried[key] = self._plan_within(given.now_ns, key, views[key], own)
-        self._spread_rest(given, views, short, plans, tried)
-        for key, scale in tried.items():
-            self._policies[key] = replace(self._policies[key], scale=scale)
+            if key in views:
+                plans[key], memories[key] = self._plan_within(given.now_ns, key, views[key], own)
+        self._spread_rest(given, views, short, plans, memories)
+        for key, memory in memories.items():
+            self._remember(key, memory)
         return plans
 
     def _plan_within(
         self, now_ns: int, key: str, view: ClusterView, limits: Mapping[str, float]
-    ) -> tuple[Plan | None, Scale]:
-        """The plan for at most these cores of some kinds of hardware, and the policy that made it."""
-        scale = copied(self._policies[key].scale)
+    ) -> tuple[Plan | None, Any]:
+        """The plan for at most these cores of some kinds of hardware, and what its policy then remembers."""
         if not any(map(millicores, limits.values())):
-            return _nothing(view), scale
-        plan = self._plan(now_ns, key, _limited(view, limits), scale)
-        return plan and _with_reason(trimmed(plan, limits), limits), scale
+            return _nothing(view), self._memories.get(key)
+        plan, memory = self._plan(now_ns, key, _limited(view, limits))
+        return plan and _with_reason(trimmed(plan, limits), limits), memory
 
     def _spread_rest(
         self,
@@ -188,7 +200,7 @@ class Planner:
         views: Mapping[str, ClusterView],
         short: Mapping[str, dict[str, float]],
         plans: dict[str, Plan | None],
-        tried: dict[str, Scale],
+        memories: dict[str, Any],
     ) -> None:
         """Let limited applications plan once more with the cores that the plans leave: a policy that plans in whole
         units cannot use all of its part. The one that uses the smallest fraction of its part is first."""
@@ -201,15 +213,15 @@ class Planner:
             own = used(key)
             return math.fsum(own.get(hardware, 0.0) for hardware in short[key]) / math.fsum(short[key].values())
 
-        for key in sorted((key for key in short if key in tried and any(short[key].values())), key=fraction):
+        for key in sorted((key for key in short if key in views and any(short[key].values())), key=fraction):
             left = dict.fromkeys(short[key], 0.0)
             for hardware in left:
                 left[hardware] = _cores_of(given, hardware) - sum(used(name).get(hardware, 0.0) for name in present)
             more = {hardware: _whole(used(key).get(hardware, 0.0) + max(0.0, left[hardware])) for hardware in left}
             if any(more[hardware] > limit * (1 + WORTHWHILE) for hardware, limit in short[key].items()):
-                plan, scale = self._plan_within(given.now_ns, key, views[key], more)
+                plan, memory = self._plan_within(given.now_ns, key, views[key], more)
                 if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used(key).values()):
-                    plans[key], tried[key] = plan, scale
+                    plans[key], memories[key] = plan, memory
                     self.limits |= {(key, hardware): cores for hardware, cores in more.items()}
         for key, hardware in self.limits:  # a plan that is kept may use what the others left it before
             self.limits[key, hardware] = max(self.limits[key, hardware], used(key).get(hardware, 0.0))
@@ -236,64 +248,6 @@ def _cores_of(given: PlanInput, hardware: str) -> float:
     """The cores of a kind of hardware that the applications to plan for can have."""
     total = sum(view.node.cores for view in given.nodes if _is_of(view, hardware))
     return total - sum(demand.cores for demand in given.others if demand.hardware == hardware)
-
-
-def copied(scale: Scale) -> Scale:
-    """A copy of a policy with which to try a plan; what the copy remembers, the policy does not.
-
-    Of a frozen dataclass, only the fields that are not parameters are copied, because no others change (`Scale`), and
-    values that cannot change are shared. With `deepcopy` alone, 200 copies take longer than 200 plans.
-    """
-    kind = type(scale)
-    if not _is_frozen(kind) or hasattr(scale, "__dict__") or hasattr(kind, "__deepcopy__"):
-        return deepcopy(scale)
-    fields_of = _fields_of(kind)
-    state = [name for name, is_parameter in fields_of if not is_parameter]
-    values = dict(zip(state, _copied_values([getattr(scale, name) for name in state]), strict=True))
-    made = kind.__new__(kind)
-    for name, is_parameter in fields_of:
-        object.__setattr__(made, name, getattr(scale, name) if is_parameter else values[name])
-    return made
-
-
-def _copied_values(values: Sequence[Any]) -> Sequence[Any]:
-    """As `deepcopy`, and quicker where all are, or hold, only values that cannot change."""
-    held = [value for value in values if type(value) in CONTAINERS]
-    if all(map(_is_flat, values)) and not any(one is other for one, other in combinations(held, 2)):
-        return [value.copy() if type(value) in CONTAINERS else value for value in values]
-    return deepcopy(values)
-
-
-def _is_flat(value: Any) -> bool:  # noqa: ANN401  # of any type
-    """Whether the value cannot change, or is a container of such values."""
-    if type(value) is dict:
-        return all(map(_is_unchangeable, value)) and all(map(_is_unchangeable, value.values()))
-    return all(map(_is_unchangeable, value)) if type(value) in CONTAINERS else _is_unchangeable(value)
-
-
-def _is_unchangeable(value: Any) -> bool:  # noqa: ANN401  # of any type
-    """Whether the value, and all that it is made of, cannot change."""
-    kind: Any = type(value)
-    if kind in UNCHANGEABLE:
-        return True
-    if kind is tuple:
-        return all(map(_is_unchangeable, value))
-    return _is_frozen(kind) and all(_is_unchangeable(getattr(value, name)) for name, _ in _fields_of(kind))
-
-
-@cache
-def _is_frozen(kind: type) -> bool:
-    """Whether this is a class of frozen dataclasses or structs."""
-    parameters = getattr(kind, "__dataclass_params__", None) or getattr(kind, "__struct_config__", None)
-    return parameters is not None and bool(parameters.frozen)
-
-
-@cache
-def _fields_of(kind: type) -> Sequence[tuple[str, bool]]:
-    """The fields of a dataclass or struct, and whether each is a parameter."""
-    if is_dataclass(kind):
-        return [(each.name, each.init) for each in fields(kind)]
-    return [(each.name, True) for each in structs.fields(kind)]
 
 
 def plans_beside(scales: Sequence[Scale]) -> bool:

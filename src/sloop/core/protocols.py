@@ -1,8 +1,8 @@
 """Policy protocols: one for each kind of decision (law 4), and `Policies`, the ten policies that make up a system.
 At the end, the core as drivers see it.
 
-A policy is a frozen dataclass of parameters with one method (`Provision` has two). State between calls, if it needs
-any, is in `init=False` fields that only this method changes. The core passes in the time and all values; a policy
+A policy is a frozen dataclass of parameters with one method (`Provision` has two), and has no state: what it remembers
+is a value that it answers, and is given with the next question. The core passes in the time and all values; a policy
 reads no clock.
 
 What a policy can do, or wants, is an attribute of its protocol. Those that have a default are inherited:
@@ -10,9 +10,9 @@ What a policy can do, or wants, is an attribute of its protocol. Those that have
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -68,6 +68,23 @@ class Batch(Protocol):
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision: ...
 
 
+@runtime_checkable
+class RememberingBatch(Protocol):
+    """A batch policy that remembers what it answered before: see `RememberingRoute`."""
+
+    __slots__ = ()
+    remembers: ClassVar[bool] = True
+
+    @abstractmethod
+    def decide(
+        self,
+        now_ns: int,
+        queue: QueueView,
+        device: BatchDevice,
+        memory: Any,  # noqa: ANN401
+    ) -> tuple[BatchDecision, Any]: ...
+
+
 class ReadyReplica(Protocol):
     """A ready replica as a route policy sees it."""
 
@@ -102,6 +119,47 @@ class Route(Protocol):
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
         """An index into `idle`, which is sorted by id and not empty; `last` is the replica chosen last, -1 at first."""
         ...
+
+
+@runtime_checkable
+class RememberingRoute(Protocol):
+    """A route policy that remembers what it answered before. It is also given what it answered last as its memory, None
+    at first, and answers with a new one: a value that never changes."""
+
+    __slots__ = ()
+    remembers: ClassVar[bool] = True
+    """What tells it from a `Route`."""
+
+    @abstractmethod
+    def choose(
+        self,
+        now_ns: int,
+        idle: Sequence[ReadyReplica],
+        last: ReplicaId,
+        memory: Any,  # noqa: ANN401
+    ) -> tuple[int, Any]: ...
+
+
+class Remembered:
+    """Asks a policy that remembers, and keeps its memory between questions."""
+
+    def __init__(self, ask: Callable[..., tuple[Any, Any]]) -> None:
+        self._ask = ask
+        self.memory: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:  # noqa: ANN401  # of any policy
+        answer, self.memory = self._ask(*arguments, self.memory)
+        return answer
+
+
+def deciding(policy: Batch | RememberingBatch) -> Callable[[int, QueueView, BatchDevice], BatchDecision]:
+    """`decide` of a batch policy, with a memory of its own if it remembers."""
+    return Remembered(policy.decide) if isinstance(policy, RememberingBatch) else policy.decide
+
+
+def choosing(policy: Route | RememberingRoute) -> Callable[[int, Sequence[ReadyReplica], ReplicaId], int]:
+    """`choose` of a route policy, with a memory of its own if it remembers."""
+    return Remembered(policy.choose) if isinstance(policy, RememberingRoute) else policy.choose
 
 
 class Drop(Protocol):
@@ -228,8 +286,12 @@ class Scale(Protocol):
         return None
 
     @abstractmethod
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The plan to work towards, or None to keep the current one."""
+    def plan(self, now_ns: int, view: ClusterView, memory: Any) -> tuple[Plan | None, Any]:  # noqa: ANN401
+        """The plan to work towards, or None to keep the current one; and what to remember until the next call.
+
+        `memory` is what the policy answered last, None at first. It is a value that never changes, such as a frozen
+        dataclass of numbers and tuples, and None for a policy that remembers nothing. A plan that is tried and not
+        used leaves nothing behind."""
         ...
 
 
@@ -308,8 +370,8 @@ class Policies:
     """One policy of each kind. Two systems differ in nothing else."""
 
     order: Order
-    batch: Batch
-    route: Route
+    batch: Batch | RememberingBatch
+    route: Route | RememberingRoute
     drop: Drop
     admit: Admit
     place: Place

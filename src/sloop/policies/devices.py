@@ -80,7 +80,7 @@ Placed = tuple[list[DeviceContents], Sequence[float], str]
 """The contents of devices, the rates that they are expected to serve, by stage, and why."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PlacementMemory:
     """What a policy decided last with: a placement stays in force while nothing of it has changed."""
 
@@ -446,13 +446,13 @@ def placement_plan(
     devices: SharedDevices,
     rates: tuple[float, ...],
     place: Callable[[SharedDevices, Sequence[float]], Placed],
-    memory: PlacementMemory,
+    memory: PlacementMemory | None,
     *,
     change: float,
     wait_ns: int,
     rescue: Metric | None,
     factors: tuple[object, ...] = (),
-) -> Plan | None:
+) -> tuple[Plan | None, PlacementMemory]:
     """The placement of `place` as a plan; None while the one in force holds: no rate has changed by more than the
     fraction `change`, nor anything else. A batch waits `wait_ns` to be full.
 
@@ -460,14 +460,13 @@ def placement_plan(
     are what `place` depends on besides the devices.
     """
     signature = (*devices.signature, factors)
-    if devices.view.plan is not None and memory.holds(rates, signature, change):
-        return None
+    if devices.view.plan is not None and memory is not None and memory.holds(rates, signature, change):
+        return None, memory
     contents, served, why = place(devices, rates) if devices.pools else ([], [0.0] * len(rates), "no device is left")
     if rescue is not None:
         contents = devices.rescued(contents, rescue)
     made = devices.plan(contents, served, rates, why, wait_ns)
-    memory.rates, memory.signature = rates, signature
-    return made
+    return made, PlacementMemory(rates, signature)
 
 
 def _largest(needed: Sequence[int], there: Sequence[int]) -> int:

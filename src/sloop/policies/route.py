@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
-from sloop.core.protocols import ReadyReplica
+from sloop.core.protocols import ReadyReplica, RememberingRoute
 from sloop.vocabulary import ReplicaId
 
 
@@ -42,8 +42,11 @@ FORGOTTEN_MAX = 64
 """The most credits to keep for replicas that are not idle; above this, those with the lowest ids are deleted."""
 
 
+Credits = tuple[tuple[ReplicaId, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
-class SmoothWeighted:
+class SmoothWeighted(RememberingRoute):
     """Smooth weighted round robin, as in nginx: batches in proportion to planned rates, spread evenly.
 
     The weight of a replica is the rate that the plan expects it to serve; its cores if the plan does not say. Each
@@ -52,10 +55,10 @@ class SmoothWeighted:
     speed does not grow with cores.
     """
 
-    _credit: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-
-    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        credit, best = self._credit, 0
+    def choose(
+        self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId, memory: Credits | None
+    ) -> tuple[int, Credits]:
+        credit, best = dict(memory or ()), 0
         for index, replica in enumerate(idle):
             credit[replica.id] = credit.get(replica.id, 0.0) + replica.weight
             if credit[replica.id] > credit[idle[best].id]:
@@ -65,7 +68,7 @@ class SmoothWeighted:
             present = {replica.id for replica in idle}
             for replica_id in sorted(credit.keys() - present)[: -FORGOTTEN_MAX // 2]:
                 del credit[replica_id]
-        return best
+        return best, tuple(credit.items())
 
 
 @dataclass(frozen=True, slots=True)

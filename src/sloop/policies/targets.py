@@ -5,9 +5,8 @@ Unlike a solver, each reads a view.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from sloop.profile.pairs import Floats
 from sloop.solvers.budget import IndexedPath
 from sloop.text import counted, in_s, listed
 from sloop.units import NS_PER_MS, to_ms
-from sloop.vocabulary import CLIENTS_MAX, Group, NodeState, ReplicaSpec, StagePlan
+from sloop.vocabulary import CLIENTS_MAX, Group, NodeState, Plan, ReplicaSpec, StagePlan
 
 V = TypeVar("V")
 
@@ -208,15 +207,24 @@ def indexed_paths(view: ClusterView, margin: float) -> tuple[IndexedPath, ...]:
     )
 
 
-def largest(recent: deque[V], newest: V, decisions: int, size: Callable[[V], float]) -> V:
-    """Hysteresis: the largest of the last `decisions` decisions; among equals, the newest. Updates `recent`.
+def largest(recent: tuple[V, ...], newest: V, decisions: int, size: Callable[[V], float]) -> tuple[V, tuple[V, ...]]:
+    """Hysteresis: the largest of the last `decisions` decisions; among equals, the newest. And these decisions, which
+    are to be given as `recent` the next time.
 
     So a policy scales up at once, and never goes below any of these decisions.
     """
-    recent.append(newest)
-    while len(recent) > decisions:
-        recent.popleft()
-    return max(reversed(recent), key=size)
+    recent = (*recent, newest)[-decisions:]
+    return max(reversed(recent), key=size), recent
+
+
+ByStage = tuple[tuple[str, V], ...]
+"""What a policy remembers of each stage, by name."""
+
+
+def remembered(decided: Sequence[tuple[str, StagePlan, str, V]]) -> tuple[Plan, ByStage[V]]:
+    """The plan of stages that are decided one by one, each with its name, its reason and what is remembered of it."""
+    stages, whys = tuple(target for _, target, _, _ in decided), [why for _, _, why, _ in decided]
+    return Plan(stages, "; ".join(whys)), tuple((name, past) for name, _, _, past in decided)
 
 
 UP_REPLICAS: Final = 4
@@ -224,54 +232,44 @@ UP_FACTOR: Final = 2
 """The default scale-up policy of Kubernetes: at most 4 replicas or a doubling per period, whichever is more."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CountHistory:
     """The numbers of replicas that were decided for one stage, and how Kubernetes' autoscaler lets them change
     (Kubernetes documentation, "Horizontal Pod Autoscaling", configurable scaling behaviour)."""
 
     count: int
     """Replicas of the last decision."""
-    recommendations: deque[tuple[int, int]] = field(default_factory=deque)
+    recommendations: tuple[tuple[int, int], ...] = ()
     """(instant, replicas), oldest first, within the stabilisation window."""
-    added: deque[tuple[int, int]] = field(default_factory=deque)
+    added: tuple[tuple[int, int], ...] = ()
     """(instant, replicas added), oldest first, within a scale-up period."""
 
     def decide(
         self, now_ns: int, proposed: int, *, stabilisation_ns: int, up_period_ns: int, replicas_max: int
-    ) -> tuple[int, str]:
-        """The number of replicas for a proposed one, and as text how it differs from that and from the last one.
+    ) -> tuple["CountHistory", str]:
+        """The history with the number of replicas for a proposed one, and as text how that differs from the proposed
+        and from the last one.
 
         Down only to the largest proposal of the stabilisation window; up at most by the scale-up policy in each
         `up_period_ns` (0: without a limit).
         """
-        stable = self._stabilised(now_ns, proposed, stabilisation_ns)
-        desired = min(stable, replicas_max)
+        since_ns = now_ns - stabilisation_ns
+        recommendations = tuple(each for each in (*self.recommendations, (now_ns, proposed)) if each[0] >= since_ns)
+        most = max(count for _, count in recommendations)
+        stable = max(proposed, min(self.count, most))  # up at once; down to the largest recommendation of the window
+        desired, added = min(stable, replicas_max), self.added
         if up_period_ns:
-            desired = min(desired, self._limit(now_ns, up_period_ns))
+            added = tuple(each for each in added if each[0] > now_ns - up_period_ns)
+            start = self.count - sum(replicas for _, replicas in added)
+            desired = min(desired, max(start + UP_REPLICAS, start * UP_FACTOR, self.count))
         note = f" (were {self.count})" if desired != self.count else ""
         if stable > proposed:
             note += f", {proposed} only after {in_s(stabilisation_ns)}"
         elif desired < stable:
             note += f", limited from {stable}"
-        if desired > self.count:
-            self.added.append((now_ns, desired - self.count))
-        self.count = desired
-        return desired, note
-
-    def _stabilised(self, now_ns: int, proposed: int, window_ns: int) -> int:
-        """Up at once; down to the largest recommendation of the window."""
-        self.recommendations.append((now_ns, proposed))
-        while self.recommendations[0][0] < now_ns - window_ns:
-            self.recommendations.popleft()
-        most = max(count for _, count in self.recommendations)
-        return max(proposed, min(self.count, most))
-
-    def _limit(self, now_ns: int, period_ns: int) -> int:
-        """The most replicas that the scale-up limit allows in this period."""
-        while self.added and self.added[0][0] <= now_ns - period_ns:
-            self.added.popleft()
-        start = self.count - sum(added for _, added in self.added)
-        return max(start + UP_REPLICAS, start * UP_FACTOR, self.count)
+        if desired > self.count and up_period_ns:
+            added = (*added, (now_ns, desired - self.count))
+        return CountHistory(desired, recommendations, added), note
 
 
 def together_max(memory_bytes: int, each_bytes: int, *, clients_max: int = CLIENTS_MAX) -> int:

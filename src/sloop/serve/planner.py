@@ -43,7 +43,7 @@ from sloop.profile.estimate import Estimate
 from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.systems.setup import build
-from sloop.systems.snapshot import Snapshot, SnapshotError, save_policies
+from sloop.systems.snapshot import Snapshot, SnapshotError, save_memories
 from sloop.vocabulary import Plan, Visit
 
 ANSWER_S_MAX: Final = 20.0
@@ -130,7 +130,7 @@ class Definition(Struct, array_like=True):
 
 
 class SavedPolicies(Struct, array_like=True):
-    """The state of the policies of the planner process."""
+    """What the policies of the planner process remember."""
 
     state: Snapshot | None
     why: str = ""
@@ -576,7 +576,7 @@ class PlanningProcess:
 
     def _saved(self) -> SavedPolicies:
         try:
-            return SavedPolicies(save_policies(self._parts.values(), self._planner.policies))
+            return SavedPolicies(save_memories(self._parts.values(), self._planner.memories))
         except SnapshotError as error:
             return SavedPolicies(None, error.what)
 

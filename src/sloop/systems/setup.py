@@ -48,7 +48,7 @@ class ApplicationSetup:
     beliefs: EstimateMap
 
     def parts(self) -> ApplicationParts:
-        """What a core needs of it. Two cores of one setup would share the state of policies and beliefs."""
+        """What a core needs of it. Two cores of one setup would share the state of beliefs."""
         application = self.application
         return ApplicationParts(
             graph=application.graph,

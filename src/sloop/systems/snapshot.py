@@ -12,6 +12,7 @@ that are left out, and `restored()`, which sets them afterwards.
 """
 
 import math
+import re
 import sys
 from array import array
 from base64 import b64decode, b64encode
@@ -86,7 +87,7 @@ class Snapshot(Struct, frozen=True):
     """The classes of the objects, each with the fields that are saved; trees refer to them by position."""
     core: Any
     planner: Any = None
-    """The policies of a planner process; None if the core's own policies make the plans."""
+    """What the policies of a planner process remember; None if the core's own policies make the plans."""
     fold: Any = None
 
 
@@ -117,8 +118,8 @@ def _policy(name: str, policy: object) -> list[tuple[str, object]]:
 
 
 def _has_state(name: str) -> bool:
-    """Whether an external's own fields are saved too: those of beliefs and policies."""
-    return name.partition("/")[2] not in ("", "parts", "graph", "beliefs")
+    """Whether an external's own fields are saved too: those of beliefs."""
+    return re.fullmatch(r".*/belief\d+", name) is not None
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:
@@ -142,7 +143,7 @@ def _is_within(module: str, modules: Iterable[str]) -> bool:
 def _modules_of(externals: Externals) -> tuple[str, ...]:
     """The modules whose classes and functions a snapshot may name: `MODULES`, and where users' policies come from: the
     package around the module, or the module if it is in none."""
-    users = {type(each).__module__ for name, each in externals if _has_state(name) and is_dataclass(each)}
+    users = {type(each).__module__ for _, each in externals if is_dataclass(each)}
     return (*MODULES, *(module.rpartition(".")[0] or module for module in users if not _is_within(module, MODULES)))
 
 
@@ -160,8 +161,6 @@ class _TreeWriter:
         self._names = {id(each): name for name, each in reversed(externals)}
         self._classes = classes
         self._modules = _modules_of(externals)
-        self._types = {type(each): name for name, each in externals if not _is_within(type(each).__module__, MODULES)}
-        """Classes of the user's own: those of policies."""
         self._numbers: dict[int, int] = {}
         self._owned: set[int] = set()
         self._indices: dict[tuple[type, tuple[str, ...]], int] = {}
@@ -254,27 +253,24 @@ class _TreeWriter:
         if met is not None:
             return met
         kind = type(value)
-        own = self._types.get(kind) if name is None else name
-        if own is None and not _is_within(kind.__module__, self._modules):
+        if name is None and not _is_within(kind.__module__, self._modules):
             raise SnapshotError(f" is a {_name_of(kind)}, which cannot be saved", help=REPORT)
-        names = self._saved(value, is_external=own is not None)
+        names = self._saved(value, is_external=name is not None)
         index = self._indices.get((kind, names))
         if index is None:
             self._indices[kind, names] = index = len(self._classes)
             self._classes.append((_name_of(kind), list(names)))
-        tags = ["X", own] if name is not None else ["L", own] if own is not None else ["o"]
+        tags = ["X", name] if name is not None else ["o"]
         return [*tags, index, *[self._at(f".{each}", getattr(value, each)) for each in names]]
 
     def _saved(self, value: object, *, is_external: bool) -> tuple[str, ...]:
-        """The fields that a snapshot keeps of an object. Of a policy, these are its state and the policies within it:
-        its parameters follow from its definition."""
+        """The fields that a snapshot keeps of an object. Of a belief that is a dataclass, these are those that are no
+        parameters, which follow from its definition."""
         names: Iterable[str]
         if is_external and is_dataclass(value):
-            names = [e.name for e in fields(value) if not e.init or id(getattr(value, e.name)) in self._names]
-        elif isinstance(value, Struct):
-            names = value.__struct_fields__
+            names = [field.name for field in fields(value) if not field.init]
         else:
-            names = _fields_of(value)
+            names = value.__struct_fields__ if isinstance(value, Struct) else _fields_of(value)
         left_out = getattr(type(value), "NOT_IN_SNAPSHOT", ())
         return tuple([name for name in names if name not in left_out])
 
@@ -335,7 +331,6 @@ class _TreeReader:
             "n": self._numpy,
             "o": lambda tree: self._object(tree, 1, None),
             "X": lambda tree: self._object(tree, 2, self._external(tree[1])),
-            "L": self._like,
         }
 
     def finish(self) -> None:
@@ -392,14 +387,6 @@ class _TreeReader:
         if not isinstance(getattr(type(made), tree[2], None), FunctionType):
             raise SnapshotError(f": {type(made).__name__} has no method {tree[2]!r}", help=REPORT)
         return getattr(made, tree[2])
-
-    def _like(self, tree: list[Any]) -> Any:  # noqa: ANN401
-        """Another object of the class of an external, with the same parameters."""
-        like = self._external(tree[1])
-        made = object.__new__(type(like))
-        for name in _fields_of(like):
-            object.__setattr__(made, name, getattr(like, name))
-        return self._object(tree, 2, made)
 
     def _object(self, tree: list[Any], first: int, made: Any) -> Any:  # noqa: ANN401
         """An object of a class. `made` exists already: only its state is set."""
@@ -463,10 +450,10 @@ def save(core: Core, at_ns: int, *, fold: DeploymentState | None = None, planner
     return Snapshot(FORMAT, at_ns, classes, tree, plans, folded)
 
 
-def save_policies(parts: Iterable[ApplicationParts], policies: Mapping[str, Any], at_ns: int = 0) -> Snapshot:
-    """The state of a planner's policies, by key. `parts` are those that they belong to."""
+def save_memories(parts: Iterable[ApplicationParts], memories: Mapping[str, Any], at_ns: int = 0) -> Snapshot:
+    """What a planner's policies remember, by key. `parts` are those that they belong to."""
     classes: list[tuple[str, list[str]]] = []
-    return Snapshot(FORMAT, at_ns, classes, _TreeWriter(externals_of(parts), classes).write(dict(policies)))
+    return Snapshot(FORMAT, at_ns, classes, _TreeWriter(externals_of(parts), classes).write(dict(memories)))
 
 
 def restore(

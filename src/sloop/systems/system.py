@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from sloop.core.planner import NO_PAIR
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.options import (
@@ -37,17 +38,21 @@ KINDS: Final = get_args(SystemKind)
 PLACES: Final = ("live", "sim")
 SIMULATED: Final = ("sim",)
 """Where a system runs that knows the requests which will come: in no server."""
-PROTOCOLS: Final[Mapping[str, Any]] = {field.name: field.type for field in fields(Policies)}
-"""The protocol of each verb."""
+PLAN_ARGUMENTS: Final = 3
+"""Of a scaling policy's `plan`: the time, the view, and what it remembers."""
+PROTOCOLS: Final[Mapping[str, tuple[Any, ...]]] = {
+    field.name: get_args(field.type) or (field.type,) for field in fields(Policies)
+}
+"""The protocol of each verb, and the one of policies that remember, where there is one."""
 VERBS: Final = tuple(PROTOCOLS)
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A composition of policies. Policies have state, so each run needs a copy: `fresh`.
+    """A composition of policies, of parameters only: what policies remember, a run keeps.
 
-    InputError for a parameter of a policy that is out of range, and for a class that lacks an attribute of its protocol
-    or has one that nobody reads.
+    InputError for a parameter of a policy that is out of range, and for a class that lacks an attribute of its
+    protocol, has one that nobody reads, or keeps something besides its parameters.
     """
 
     name: str
@@ -66,12 +71,14 @@ class System:
             raise ValueError(
                 f"the runs of {self.name!r} are {self.runs!r}, not a tuple of {listed([*map(repr, PLACES)])}"
             )
-        for verb, protocol in PROTOCOLS.items():
+        for verb, (plain, *remembering) in PROTOCOLS.items():
             policy = getattr(self.policies, verb)
+            protocol = next((each for each in remembering if isinstance(policy, each)), plain)
             kind: Any = type(policy)  # mypy takes no class for Hashable
             with placed(Value({}, f"{verb} policy of system {self.name}")):
                 _check_attributes(kind, protocol)
                 check_ranges(policy)
+                _check_memory(verb, policy)
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:
@@ -121,6 +128,18 @@ def _check_attributes(kind: Any, protocol: Any) -> None:  # noqa: ANN401  # clas
             hint = nearest(name, known)
             what = f"{kind.__name__}.{name} is no parameter, and nobody reads it"
             raise InputError(what, help=f"{hint}; what only the class itself uses is _{name}")
+
+
+def _check_memory(verb: str, policy: object) -> None:
+    """InputError for a policy that keeps what it remembers in itself, as all did before they were given a memory."""
+    name = type(policy).__name__
+    kept = [field.name for field in fields(policy) if not field.init] if is_dataclass(policy) else []
+    if kept:
+        what = f"{name} keeps {listed(kept)} besides its parameters"
+        raise InputError(what, help="answer with it as the memory, which is given with the next question")
+    if verb == "scale" and len(inspect.signature(getattr(policy, "plan")).parameters) != PLAN_ARGUMENTS:  # noqa: B009
+        what = f"{name}.plan must have the arguments now_ns, view and memory"
+        raise InputError(what, help=NO_PAIR)
 
 
 MEANINGS: Final = {

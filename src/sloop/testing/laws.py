@@ -15,8 +15,7 @@ from msgspec import structs
 
 from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.ledger import sites
-from sloop.core.planner import copied
-from sloop.core.protocols import BatchDecision
+from sloop.core.protocols import BatchDecision, choosing, deciding
 from sloop.core.views import Bucket, ReplicaView, StageView
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
@@ -73,9 +72,9 @@ def _batch(make: Make, random: Random) -> None:
         random.randint(0, 9),
     )
     costs_ns = [0, *(ms(5 + each_ms * size) for size in range(1, limit + 1))]
-    policy, device = make(), AssumedDevice(limit, costs_ns)
+    decide, device = deciding(make()), AssumedDevice(limit, costs_ns)
     for _ in range(3):
-        decision: BatchDecision = _asked(policy, "decide", now_ns, AssumedQueue(queue), device)
+        decision: BatchDecision = _asked(decide, "__call__", now_ns, AssumedQueue(queue), device)
         assert 0 <= decision.count <= limit, f"a batch of {decision.count}, where at most {limit} may start"
         assert decision.skip >= 0, f"it drops {decision.skip} requests"
         assert decision.skip + decision.count <= len(queue), "it takes more than there are"
@@ -100,9 +99,9 @@ def _route(make: Make, random: Random) -> None:
         )
         for number in range(random.randint(1, 20))
     ]
-    policy = make()
+    choose = choosing(make())
     for _ in range(3):
-        index = policy.choose(0, idle, ReplicaId(last))
+        index = choose(0, idle, ReplicaId(last))
         assert 0 <= index < len(idle), f"it chooses number {index} of {len(idle)}"
         last = idle[index].id
     assert _batches_of_equal_replicas(make(), end_at_once=False) == [1] * 7, "a busy replica gets another batch"
@@ -113,9 +112,9 @@ def _route(make: Make, random: Random) -> None:
 def _batches_of_equal_replicas(policy: Any, *, end_at_once: bool) -> list[int]:  # noqa: ANN401  # a route policy
     """How many of seven batches each of seven equal replicas gets. If batches do not end at once, a replica that has
     one is not idle."""
-    ready, last, batches = make_idle(*range(7)), ReplicaId(-1), [0] * 7
+    ready, last, batches, choose = make_idle(*range(7)), ReplicaId(-1), [0] * 7, choosing(policy)
     for _ in range(7):
-        index = policy.choose(0, ready, last)
+        index = choose(0, ready, last)
         last = ready[index].id
         batches[last] += 1
         if end_at_once:
@@ -182,19 +181,24 @@ def _scale(make: Make, random: Random) -> None:
     """Whatever a policy has seen, it asks for known things in sane amounts, gives a reason, and answers repeatably."""
     policy, again = make(), make()
     assert policy.period_ns > 0
+    memory = None
     plan, node, queue = None, make_node("n", cores=NODE_CORES, free_cores=NODE_CORES), _visits(random, 0, 20)
     for step in range(random.randint(1, 8)):
         now_s = 60 + 15 * step
         view = make_view(_stage(random, queue, now_s), nodes=(node,), plan=plan)
-        sent = pickle.loads(pickle.dumps(policy))
-        tried = copied(policy).plan(s(now_s), view)  # before the policy itself, which must not notice
-        answer = _asked(policy, "plan", s(now_s), view)
-        assert answer == again.plan(s(now_s), view), "another policy with the same parameters plans otherwise"
-        assert answer == tried, "a copy plans otherwise"
-        assert answer == sent.plan(s(now_s), view), "a policy that was sent to another process plans otherwise"
-        if answer is None:
+        sent, remembered = pickle.loads(pickle.dumps((policy, memory)))
+        answer = _asked(policy, "plan", s(now_s), view, memory)
+        assert answer == policy.plan(s(now_s), view, memory), "it plans otherwise when it is asked again"
+        assert answer == again.plan(s(now_s), view, memory), "another policy with the same parameters plans otherwise"
+        assert answer == sent.plan(s(now_s), view, remembered), "in another process it plans otherwise"
+        made, memory = answer
+        try:
+            hash(memory)
+        except TypeError as error:
+            raise AssertionError(f"what it remembers can change: {error}") from error
+        if made is None:
             continue
-        plan = answer
+        plan = made
         assert plan.why, "the plan has no reason"
         (target,) = plan.stages
         assert target.stage == "stage"

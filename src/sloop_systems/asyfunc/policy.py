@@ -3,7 +3,7 @@
 Source: AsyFunc (submission to SoCC'23), Figs. 1 and 10 to 13; section 5.1 of our specification.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 from sloop.api import (
@@ -49,11 +49,13 @@ class OfflineBatch(Scale):
     variant: str = ""
     hardware: str = ""
     period_ns: PositiveInt = s(10)
-    _chosen: list[tuple[int, int, float]] = field(init=False, default_factory=list, repr=False, compare=False)
-    """Cores, batch and waiting time in ms; empty before they are chosen."""
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """InputError for a graph, or a variant that the stage does not have."""
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: tuple[int, int, float] | None
+    ) -> tuple[Plan, tuple[int, int, float] | None]:
+        """What is remembered are cores, batch and waiting time in ms, once they are chosen.
+
+        InputError for a graph, or a variant that the stage does not have."""
         view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "offline_batch")
         belief = targets.belief_of(stage, self.variant)
@@ -62,18 +64,18 @@ class OfflineBatch(Scale):
         latency_ms = targets.table_ms(belief, cores_max, min(self.batch_max, belief.batch_max))
         now_rps = view.demand_rps[stage.name]
         rate_rps = self.rate_rps or now_rps
-        if not self._chosen:
+        chosen = memory
+        if chosen is None:
             found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns))
             chosen = (found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)
-            if rate_rps:
-                self._chosen.append(chosen)
-        cores, batch, wait_ms = self._chosen[0] if self._chosen else chosen
+            memory = chosen if rate_rps else None
+        cores, batch, wait_ms = chosen
         each_rps = 1e3 * batch / float(latency_ms[cores, batch])
         count = max(1, round_up(self.prewarm * now_rps / (ALPHA * each_rps)))
         why = f"{now_rps:.4g} rps, {each_rps:.4g} rps each with {cores} cores and batches of {batch}"
         group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(cores)), count, batch, count * each_rps)
         target = StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=ms(wait_ms))
-        return Plan((target,), f"{stage.name}: {why}")
+        return Plan((target,), f"{stage.name}: {why}"), memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class ByCapacity(Scale):
     hardware: str = ""
     period_ns: PositiveInt = s(10)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """InputError for a graph, or a variant that the stage does not have."""
         view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "by_capacity")
@@ -104,8 +106,5 @@ class ByCapacity(Scale):
         count = max(1, round_up(rate_rps / each_rps)) if each_rps else 1
         why = f"{rate_rps:.4g} rps, {each_rps:.4g} rps each"
         group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(self.cores)), count, batch)
-        return Plan(
-            (StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=stage.slo_ns),),
-            f"{stage.name}: {why}",
-            feasible=each_rps > 0,
-        )
+        target = StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=stage.slo_ns)
+        return Plan((target,), f"{stage.name}: {why}", feasible=each_rps > 0), None

@@ -9,7 +9,7 @@ It fails if a model gains nothing from more cores, and wastes starts on surges t
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal
 
@@ -57,7 +57,7 @@ REFERENCE_S: Final = 10
 seconds with a maximum predicted for the next ten, so that with ordinary noise the load hardly ever looks steady."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BiscaleMemory:
     """State between decisions; the replicas in the view hold the rest of the state machine's state."""
 
@@ -104,44 +104,42 @@ class Biscale(Scale):
     window_ns: PositiveInt = s(2)
     """The present rate is the mean over this time."""
     period_ns: PositiveInt = s(1)
-    _memory: BiscaleMemory = field(init=False, default_factory=BiscaleMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: BiscaleMemory | None) -> tuple[Plan | None, BiscaleMemory]:
         """The next plan; None if nothing changes. If no plan can keep the deadlines: the current plan, infeasible.
 
         InputError for a variant or kind of hardware that a stage does not have.
         """
         view = targets.on_one_kind(view, self.hardware)
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
-        model, rates = size_model(view, limits), self._rates(view)
+        model, rates, memory = size_model(view, limits), self._rates(view), memory or BiscaleMemory()
         problem, feasible = _with_equal_sizes(model.problem)
         model = replace(model, problem=problem)
         if not feasible:
-            return self._unequal(model, rates, view)
+            return self._unequal(model, rates, view), memory
         if view.plan is None:
-            return self._first(model, rates.foreseen if view.ingress.buckets else 0.0)
+            return self._first(model, rates.foreseen if view.ingress.buckets else 0.0), memory
         now = _Decision(model, rates, tuple(stage_replicas(stage, model.unit) for stage in view.stages), view)
-        return None if self.blocking and any(one.starting for one in now.present) else self._next(now, view.plan)
+        if self.blocking and any(one.starting for one in now.present):
+            return None, memory
+        return self._next(now, view.plan, memory)
 
-    def _next(self, now: "_Decision", plan: Plan) -> Plan | None:
+    def _next(self, now: "_Decision", plan: Plan, memory: BiscaleMemory) -> tuple[Plan | None, BiscaleMemory]:
         """The state machine: handle a surge, then starting small replicas, then a rise, then steady load."""
-        memory, rates = self._memory, now.rates
+        rates = now.rates
         if not now.is_carried(lambda problem, rate_rps: replicas_carry(problem, rate_rps, now.present)):
-            memory.goal, memory.steady = (), 0
-            return self._vertical(now, "more than the replicas carry")
+            return self._vertical(now, "more than the replicas carry"), BiscaleMemory()
         if memory.goal:
-            return self._finish_goal(now)
+            return self._finish_goal(now, memory)
         wanted = horizontal_within_cores(now.model.problem, rates.reference)
         differs = rates.foreseen != rates.reference
         foreseen = horizontal_within_cores(now.model.problem, rates.foreseen) if differs else wanted
         if self._differ(wanted, foreseen):
-            memory.steady = 0
-            return self._vertical(now, f"{rates.foreseen:.4g} foreseen")
+            return self._vertical(now, f"{rates.foreseen:.4g} foreseen"), BiscaleMemory()
         if memory.steady < self.settle:
-            memory.steady += 1
-            return None
-        memory.steady = 0
-        return self._horizontal(now, wanted, plan)
+            return None, BiscaleMemory(memory.steady + 1)
+        made, goal = self._horizontal(now, wanted, plan)
+        return made, BiscaleMemory(goal=goal)
 
     def _rates(self, view: ClusterView) -> "_Rates":
         ingress = view.ingress
@@ -208,14 +206,16 @@ class Biscale(Scale):
         why = f"{seen}; {model.cores_total:.4g} cores in all → {sizes_text(plans)}"
         return _checked(model, plans, why, rates.now)
 
-    def _horizontal(self, now: "_Decision", wanted: tuple[SizeChoice, ...], plan: Plan) -> Plan:
-        """Small replicas: shrink at once if enough replicas exist, else start small ones and keep the large ones."""
+    def _horizontal(
+        self, now: "_Decision", wanted: tuple[SizeChoice, ...], plan: Plan
+    ) -> tuple[Plan, tuple[SizeChoice, ...]]:
+        """Small replicas: shrink at once if enough replicas exist, else start small ones and keep the large ones. And
+        the sizes to reach when the small ones are ready."""
         model, seen = now.model, f"steady at {now.rates.reference:.4g} requests/s"
         final = model.plans(wanted)
         enough = [one.count >= choice.replicas for one, choice in zip(now.present, wanted, strict=True)]
         if all(enough):
-            return Plan(final, f"{seen} → {sizes_text(final)}")
-        self._memory.goal = wanted
+            return Plan(final, f"{seen} → {sizes_text(final)}"), ()
         groups = [
             [(choice.replicas, choice.cores)] if there else with_small(one, choice)
             for one, choice, there in zip(now.present, wanted, enough, strict=True)
@@ -229,19 +229,17 @@ class Biscale(Scale):
                 done if there else model.with_groups(index, group, in_force[done.stage])
                 for index, (done, there, group) in enumerate(zip(final, enough, groups, strict=True))
             )
-        return Plan(plans, f"{seen}: small replicas start → {sizes_text(plans)}")
+        return Plan(plans, f"{seen}: small replicas start → {sizes_text(plans)}"), wanted
 
-    def _finish_goal(self, now: "_Decision") -> Plan | None:
+    def _finish_goal(self, now: "_Decision", memory: BiscaleMemory) -> tuple[Plan | None, BiscaleMemory]:
         """When the small replicas are ready, shrink the large ones, if the small sizes can carry the rate."""
-        memory = self._memory
         if any(len(one.ready) < choice.replicas for one, choice in zip(now.present, memory.goal, strict=True)):
-            return None
-        goal, memory.goal, memory.steady = memory.goal, (), 0
-        sizes = [(choice.replicas, choice.cores) for choice in goal]
+            return None, memory
+        sizes = [(choice.replicas, choice.cores) for choice in memory.goal]
         if not now.is_carried(lambda problem, rate_rps: carries(problem, rate_rps, sizes)):
-            return self._vertical(now, "more than the small replicas would carry")
-        plans = now.model.plans(goal)
-        return Plan(plans, f"the small replicas are ready → {sizes_text(plans)}")
+            return self._vertical(now, "more than the small replicas would carry"), BiscaleMemory()
+        plans = now.model.plans(memory.goal)
+        return Plan(plans, f"the small replicas are ready → {sizes_text(plans)}"), BiscaleMemory()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sloop.api import ROUNDING, NonNegativeFloat, Plan, PositiveInt, counted, listed, ms, s
@@ -60,12 +60,13 @@ class Colocate(Scale):
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
     period_ns: PositiveInt = s(10)
-    _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: PlacementMemory | None
+    ) -> tuple[Plan | None, PlacementMemory]:
         """The placement; None while nothing has changed. InputError for a model that fits on no device, and for a
         profile that does not say what the model needs of a device."""
-        return _planned(self, view, self._placed, self.metric)
+        return _planned(self, view, memory, self._placed, self.metric)
 
     def _placed(self, devices: SharedDevices, rates: Sequence[float]) -> Placed:
         contents, found, _ = _solved(
@@ -98,11 +99,12 @@ class Usher(Scale):
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
     period_ns: PositiveInt = s(10)
-    _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: PlacementMemory | None
+    ) -> tuple[Plan | None, PlacementMemory]:
         """See `Colocate`."""
-        return _planned(self, view, self._placed, self.metric)
+        return _planned(self, view, memory, self._placed, self.metric)
 
     def _placed(self, devices: SharedDevices, rates: Sequence[float]) -> Placed:
         def solution(models: Sequence[SharedModel]) -> Colocation:
@@ -145,11 +147,12 @@ class Igniter(Scale):
     rescue: bool = True
     """Whether a stage that the placement leaves out gets one replica where there is room for it."""
     period_ns: PositiveInt = s(10)
-    _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: PlacementMemory | None
+    ) -> tuple[Plan | None, PlacementMemory]:
         """The placement; None while nothing has changed."""
-        return _planned(self, view, self._placed, "sm_use")
+        return _planned(self, view, memory, self._placed, "sm_use")
 
     def _placed(self, devices: SharedDevices, rates: Sequence[float]) -> Placed:
         laws = {at: law for at in range(len(devices.stages)) if (law := _law(devices, at)) is not None}
@@ -205,16 +208,17 @@ def _law(devices: SharedDevices, at: int) -> IgniterLaw | None:
 def _planned(
     policy: Colocate | Usher | Igniter,
     view: ClusterView,
+    memory: PlacementMemory | None,
     place: Callable[[SharedDevices, Sequence[float]], Placed],
     metric: Metric,
-) -> Plan | None:
+) -> tuple[Plan | None, PlacementMemory]:
     kind = targets.kind_of(view, policy.hardware, view.stages)
     devices = SharedDevices(view, (kind,), batches=policy.batches, variant=policy.variant, one_pool=True)
     return placement_plan(
         devices,
         wanted_rps(view, policy.initial_rps),
         place,
-        policy._memory,
+        memory,
         change=CHANGE,
         wait_ns=WAIT_NS,
         rescue=metric if policy.rescue else None,

@@ -6,7 +6,6 @@ are the visits of a request, rounded up. The paths and their deadlines are those
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -253,10 +252,10 @@ class Fa2(Scale):
     """Overrides `variant` for single stages."""
     period_ns: PositiveInt = s(10)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """The plan with the fewest replicas. InputError for an unknown stage or variant."""
         problem = equal_replicas_problem(view, self, self.batch_max, self.margin, self.variants)
-        return _fewest(problem, self.mode)
+        return _fewest(problem, self.mode), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +275,10 @@ class Ds2(Scale):
     hardware: str = ""
     period_ns: PositiveInt = s(10)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """InputError for a variant that some stage does not have."""
         problem = equal_replicas_problem(view, self, 1)
-        return problem.checked_plan(solver.ds2(problem.stages))
+        return problem.checked_plan(solver.ds2(problem.stages)), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +297,10 @@ class Inferline(Scale):
     hardware: str = ""
     period_ns: PositiveInt = s(10)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """InputError for a variant that some stage does not have."""
         problem = equal_replicas_problem(view, self, self.batch_max)
-        return problem.checked_plan(solver.inferline(problem.stages, problem.paths))
+        return problem.checked_plan(solver.inferline(problem.stages, problem.paths)), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,13 +320,13 @@ class Grandslam(Scale):
     hardware: str = ""
     period_ns: PositiveInt = s(10)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """InputError for a variant that some stage does not have."""
         problem = equal_replicas_problem(view, self, self.batch_max)
         pools = _fewest(problem)
         counts = {target.stage: sum(group.count for group in target.groups) for target in pools.stages}
         replicas = [counts[stage.name] for stage in problem.stages]
-        return problem.checked_plan(solver.grandslam(problem.stages, problem.paths, replicas))
+        return problem.checked_plan(solver.grandslam(problem.stages, problem.paths, replicas)), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +353,10 @@ class Fa2Single(Scale):
     variant: str = ""
     hardware: str = ""
     period_ns: PositiveInt = s(1)
-    _recent: deque[Fa2SingleChoice] = field(init=False, default_factory=deque, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: tuple[Fa2SingleChoice, ...] | None
+    ) -> tuple[Plan, tuple[Fa2SingleChoice, ...] | None]:
         """The rule's plan, or the current one if no number suffices. InputError for an application of several
         stages."""
         view = targets.on_one_kind(view, self.hardware)
@@ -368,7 +368,7 @@ class Fa2Single(Scale):
             return Plan((target,), why)
 
         if not stage.buckets:
-            return planned(self.initial, 1, f"nothing seen yet → {counted(self.initial, 'replica')}")
+            return planned(self.initial, 1, f"nothing seen yet → {counted(self.initial, 'replica')}"), memory
         slack_ns = [slack for bucket in stage.window(NS_PER_S) for slack in bucket.slack_ns]
         rate_rps, slo_ms = view.demand_rps[stage.name], to_ms(stage.slo_ns)
         network_ms = max(0.0, to_ms(stage.slo_ns - min(slack_ns, default=stage.slo_ns)))
@@ -385,8 +385,10 @@ class Fa2Single(Scale):
         seen = f"{rate_rps:.4g} requests/s, tightest budget {slo_ms - network_ms:.0f} ms"
         if choice is None:
             why = f"{seen}: no count up to {self.replicas_max} holds; kept as it was"
-            return Plan(view.plan.stages, why, feasible=False) if view.plan else planned(self.initial, 1, why)
-        kept = targets.largest(self._recent, choice, self.hysteresis, lambda recent: recent.replicas)
+            plan = Plan(view.plan.stages, why, feasible=False) if view.plan else planned(self.initial, 1, why)
+            return plan, memory
+        kept, recent = targets.largest(memory or (), choice, self.hysteresis, lambda one: one.replicas)
         own, rounds = f"{kept.latency_ms:.4g} ms", f"{kept.rounds} × {kept.latency_ms:.4g} ms"
         why = f"{seen} → {counted(kept.replicas, 'replica')}, batch {kept.batch}: {own} + {rounds}"
-        return planned(kept.replicas, kept.batch, f"{why} + {network_ms:.0f} ms of network < {limit_ms:.0f} ms")
+        why += f" + {network_ms:.0f} ms of network < {limit_ms:.0f} ms"
+        return planned(kept.replicas, kept.batch, why), recent

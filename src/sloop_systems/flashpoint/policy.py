@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, Literal
 
@@ -275,16 +275,17 @@ class ReactiveScale(Scale):
     window_ns: PositiveInt = s(60)
     """The measurement is that of this time."""
     period_ns: PositiveInt = s(15)
-    _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: targets.ByStage[targets.CountHistory] | None
+    ) -> tuple[Plan, targets.ByStage[targets.CountHistory]]:
         """InputError for a variant that some stage does not have."""
-        view = targets.on_one_kind(view, self.hardware)
-        decided = [self._stage(now_ns, stage) for stage in view.stages]
-        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+        view, past = targets.on_one_kind(view, self.hardware), dict(memory or ())
+        decided = [(stage.name, *self._stage(now_ns, stage, past.get(stage.name))) for stage in view.stages]
+        return targets.remembered(decided)
 
     @abstractmethod
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
@@ -293,14 +294,15 @@ class ReactiveScale(Scale):
         `capacity_rps` is what one replica serves, `current` the number that was decided last. The stage has buckets.
         """
 
-    def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
-        first = max(self.replicas_min, min(self.initial, self.replicas_max))
-        past = self._past.setdefault(stage.name, targets.CountHistory(first))
+    def _stage(
+        self, now_ns: int, stage: StageView, past: targets.CountHistory | None
+    ) -> tuple[StagePlan, str, targets.CountHistory]:
+        past = past or targets.CountHistory(max(self.replicas_min, min(self.initial, self.replicas_max)))
         belief = targets.belief_of(stage, self.variant)
         wanted, seen = float(past.count), "nothing seen yet"
         if stage.buckets:
             wanted, seen = self._proposed(stage, self._capacity_rps(stage, belief), past.count)
-        count, note = past.decide(
+        past, note = past.decide(
             now_ns,
             max(self.replicas_min, min(round_up(wanted), self.replicas_max)),
             stabilisation_ns=0,  # the publication argues that fast starts make it needless
@@ -308,9 +310,9 @@ class ReactiveScale(Scale):
             replicas_max=self.replicas_max,
         )
         planned = targets.equal_replicas(
-            stage, belief, count=count, cores=self.cores, batch_max=self.batch_max, in_place=False
+            stage, belief, count=past.count, cores=self.cores, batch_max=self.batch_max, in_place=False
         )
-        return planned, f"{stage.name}: {seen} → {counted(count, 'replica')}{note}"
+        return planned, f"{stage.name}: {seen} → {counted(past.count, 'replica')}{note}", past
 
     def _capacity_rps(self, stage: StageView, belief: Belief) -> float:
         """Requests per second that one replica serves in full batches: 1/d for single requests."""

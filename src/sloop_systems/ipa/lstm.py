@@ -11,10 +11,10 @@ import math
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,14 +172,12 @@ class Lstm(Forecast):
     """The name of weights that ship with it, `ipa` or `biscale`, or the text of other weights."""
     margin: Annotated[float, Range(above=-1, most=MARGIN_MAX)] = 0.0
     """Predict 1 + `margin` times as much."""
-    _network: LstmNetwork = field(init=False, repr=False, compare=False)
-    NOT_IN_SNAPSHOT: ClassVar = ("_network",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_network", _network(self.weights))
+        _network(self.weights)  # wrong weights are refused here
 
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        network = self._network
+        network = _network(self.weights)
         window = ingress.window(s(network.bins * network.bin_s))
         rates = seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns)
         peaks = peaks_of(rates, network.bin_s)

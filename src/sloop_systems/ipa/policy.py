@@ -90,11 +90,12 @@ VariantsByStage = Mapping[str, tuple[VariantOnCores, ...]]
 """The variants that may run at each stage, in order of declaration."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class IpaMemory:
     """State between decisions. The first decision fixes the variants and their cores."""
 
-    variants: VariantsByStage = field(default_factory=dict)
+    variants: tuple[tuple[str, tuple[VariantOnCores, ...]], ...] = ()
+    """By stage."""
     next_ns: int = 0
     """When to decide next."""
     wanted: int = 0
@@ -147,25 +148,24 @@ class Ipa(Scale):
     interval_ns: PositiveInt = s(10)
     """How often it chooses anew."""
     period_ns: PositiveInt = s(1)
-    _memory: IpaMemory = field(init=False, default_factory=IpaMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: IpaMemory | None) -> tuple[Plan | None, IpaMemory]:
         """The best plan, or the one that `infeasible` selects; None between decisions. InputError as in
         `variants_by_stage`."""
-        view = targets.on_one_kind(view, self.hardware)
-        if now_ns < self._memory.next_ns:
-            return None
-        if view.ingress.buckets or self.initial_rps:
-            self._memory.next_ns = now_ns + self.interval_ns
-        self._memory.variants = self._memory.variants or variants_by_stage(view, self)
-        problem = self._problem(view)
-        found = self._settled(problem)
+        view, memory = targets.on_one_kind(view, self.hardware), memory or IpaMemory()
+        if now_ns < memory.next_ns:
+            return None, memory
+        next_ns = now_ns + self.interval_ns if view.ingress.buckets or self.initial_rps else memory.next_ns
+        variants = memory.variants or tuple(variants_by_stage(view, self).items())
+        problem = self._problem(view, dict(variants))
+        found, wanted = self._settled(problem, memory.wanted)
+        memory = IpaMemory(variants, next_ns, wanted)
         if found.solution is None:
-            return self._gave_up(problem) if found.gave_up else self._infeasible(problem)
+            return self._gave_up(problem) if found.gave_up else self._infeasible(problem), memory
         why = f"{problem.rate} → {problem.describe(found.solution)}"
-        return Plan(problem.stage_plans(found.solution.options), why)
+        return Plan(problem.stage_plans(found.solution.options), why), memory
 
-    def _problem(self, view: ClusterView) -> "IpaProblem":
+    def _problem(self, view: ClusterView, variants: VariantsByStage) -> "IpaProblem":
         has_seen = bool(view.ingress.buckets)
         demand_rps, forecast_rps, alpha = view.demand_rps, view.forecast_rps, self.alpha
         if not has_seen:
@@ -174,7 +174,6 @@ class Ipa(Scale):
         rate = f"{forecast_rps * (1 + self.headroom):.4g} requests/s"
         if not has_seen and not self.initial_rps:
             rate, alpha = "nothing seen yet", 0.0
-        variants = self._memory.variants
         stages = tuple(
             ipa_stage(stage, variants[stage.name], self, demand_rps[stage.name] * (1 + self.headroom))
             for stage in view.stages
@@ -196,26 +195,25 @@ class Ipa(Scale):
         # HiGHS also finds no solution when it reaches its node limit; label setting then shows whether one exists.
         return LabelSettingResult(found) if found else label_setting.solve(stages, goal)
 
-    def _settled(self, problem: "IpaProblem") -> LabelSettingResult:
-        """The best solution, but with the current variants until others were better `hysteresis` times in a row."""
-        memory, found = self._memory, self._solved(problem.stages, problem.goal)
+    def _settled(self, problem: "IpaProblem", wanted: int) -> tuple[LabelSettingResult, int]:
+        """The best solution, but with the current variants until others were better `hysteresis` times in a row; and
+        how many times in a row they were, which is given as `wanted` the next time."""
+        found = self._solved(problem.stages, problem.goal)
         best, running = found.solution, problem.variants_in_force()
         if best is None or running is None or tuple(option.candidate for option in best.options) == running:
-            memory.wanted = 0
-            return found
-        memory.wanted += 1
-        if memory.wanted >= self.hysteresis:
-            memory.wanted = 0
-            return found
+            return found, 0
+        wanted += 1
+        if wanted >= self.hysteresis:
+            return found, 0
         restricted = [
             replace(own, candidates=(own.candidates[index],))
             for own, index in zip(problem.stages, running, strict=True)
         ]
         kept = self._solved(restricted, problem.goal).solution
         if kept is None:
-            return found
+            return found, wanted
         options = tuple(replace(o, candidate=index) for o, index in zip(kept.options, running, strict=True))
-        return LabelSettingResult(replace(kept, options=options))
+        return LabelSettingResult(replace(kept, options=options)), wanted
 
     def _gave_up(self, problem: "IpaProblem") -> Plan:
         """The plan if the solver found no solution although one may exist: the current plan, if there is one."""

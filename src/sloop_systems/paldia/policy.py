@@ -29,9 +29,8 @@ CPUs one replica has all cores and runs one batch after the other.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, floor
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple
@@ -72,6 +71,7 @@ from sloop.api.policies import (
     Belief,
     ClusterView,
     QueueView,
+    RememberingBatch,
     Scale,
     StageView,
     targets,
@@ -144,7 +144,7 @@ class HardwareCandidate(NamedTuple):
         return HardwareOffer(self.belief.hardware, self.usd_per_h, t_max_ms, self.model.per_request_ms, self.is_gpu)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PaldiaMemory:
     """State between decisions."""
 
@@ -192,24 +192,24 @@ class Paldia(Scale):
     initial_rps: NonNegativeFloat = 0.0
     """The rate to expect before any request has come."""
     period_ns: PositiveInt = s(1)
-    _memory: PaldiaMemory = field(init=False, default_factory=PaldiaMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: PaldiaMemory | None) -> tuple[Plan | None, PaldiaMemory]:
         """A plan of replicas on the hardware in use or, during a switch, on the next one. InputError for several
         stages, for a variant or kind that does not exist, and for kinds without a price if prices decide."""
         stage = targets.one_stage(view, "paldia")
         candidates = self._candidates(view, stage)
         if not candidates:
-            return None
+            return None, memory or PaldiaMemory()
         expected = self._expected(view, stage)
-        self._decide(stage, candidates, expected)
-        chosen = candidates[self._memory.hardware]
+        memory = self._decide(stage, candidates, expected, memory or PaldiaMemory())
+        chosen = candidates[memory.hardware]
         split = chosen.split(expected, self.sharing)
-        kept = self._memory.kept.keep(now_ns, chosen.workers(expected, split))
-        replicas = max(1, min(kept, chosen.model.together_max))
+        memory = replace(memory, kept=memory.kept.keep(now_ns, chosen.workers(expected, split)))
+        replicas = max(1, min(memory.kept.count, chosen.model.together_max))
         spec = ReplicaSpec(stage.name, chosen.belief.variant, chosen.slot, chosen.node, chosen.device)
         target = StagePlan(stage.name, (Group(spec, replicas),), chosen.model.batch)
-        return Plan((target,), _why(chosen, expected, split), feasible=split.t_max_ms <= to_ms(stage.slo_ns) + ROUNDING)
+        in_time = split.t_max_ms <= to_ms(stage.slo_ns) + ROUNDING
+        return Plan((target,), _why(chosen, expected, split), feasible=in_time), memory
 
     @property
     def arrivals(self) -> Literal["even", "burst"]:
@@ -317,26 +317,27 @@ class Paldia(Scale):
 
     # Which hardware
 
-    def _decide(self, stage: StageView, candidates: dict[str, HardwareCandidate], expected: int) -> None:
+    def _decide(
+        self, stage: StageView, candidates: dict[str, HardwareCandidate], expected: int, memory: PaldiaMemory
+    ) -> PaldiaMemory:
         """Choose the hardware, and switch to it if another kind was preferred often enough."""
-        memory = self._memory
         ready = {replica.spec.slot.hardware for replica in stage.replicas if replica.life is Life.READY}
         chosen = self._choose(stage, candidates.values(), expected)
         if memory.hardware in candidates:
-            memory.mismatches, switches = solver.count_mismatch(
+            mismatches, switches = solver.count_mismatch(
                 memory.mismatches,
                 is_present=chosen == memory.hardware,
                 is_pending=memory.hardware not in ready,
                 limit=self.wait_limit,
             )
             if not switches:
-                return
+                return replace(memory, mismatches=mismatches)
         else:
-            memory.mismatches = 0
+            mismatches = 0
             if memory.hardware:  # it is lost
                 still = [kind for kind in candidates if kind in ready]
-                chosen = still[0] if still else self._successor(stage, list(candidates.values()))
-        memory.hardware, memory.kept = chosen, DelayedTermination(self.keep_alive_ns)
+                chosen = still[0] if still else self._successor(stage, list(candidates.values()), memory.hardware)
+        return PaldiaMemory(mismatches, chosen, DelayedTermination(self.keep_alive_ns))
 
     def _choose(self, stage: StageView, candidates: Collection[HardwareCandidate], expected: int) -> str:
         """The kind that the rule prefers at this load."""
@@ -356,10 +357,10 @@ class Paldia(Scale):
             tolerance_ms=TOLERANCE_MS,
         ).name
 
-    def _successor(self, stage: StageView, candidates: list[HardwareCandidate]) -> str:
-        """The kind that replaces lost hardware: the cheapest one that is more performant, or else the most performant
+    def _successor(self, stage: StageView, candidates: list[HardwareCandidate], hardware: str) -> str:
+        """The kind that replaces lost `hardware`: the cheapest one that is more performant, or else the most performant
         of all (specification, 5.9)."""
-        lost = next((belief for belief in self._beliefs(stage) if belief.hardware == self._memory.hardware), None)
+        lost = next((belief for belief in self._beliefs(stage) if belief.hardware == hardware), None)
         if lost is not None:
             each_ms = to_ms(lost.costs_ns(lost.slot(lost.cores_max))[-1]) / lost.batch_max
             better = [each for each in candidates if each.rank < (not lost.accelerator, each_ms, lost.hardware)]
@@ -390,13 +391,13 @@ def _why(chosen: HardwareCandidate, expected: int, split: DeviceSplit) -> str:
 # Which batches run together
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GroupSplit:
     """How the requests that waited at one instant are to run, as the sizes of batches that have not started yet."""
 
-    running: deque[int]
+    running: tuple[int, ...]
     """At most `together` of these run at a time."""
-    queued: deque[int]
+    queued: tuple[int, ...]
     """These run one by one, when all of `running` have ended."""
     together: int
     ended_ns: int = -1
@@ -407,20 +408,36 @@ class GroupSplit:
         """Whether all batches have started."""
         return not self.running and not self.queued
 
-    def shrink(self, waiting: int) -> None:
-        """Make the last batches smaller if fewer requests wait than were split, because some were dropped or cancelled
-        or run on another device."""
-        excess = sum(self.running) + sum(self.queued) - waiting
-        for batches in (self.queued, self.running):
+    def shrunk(self, waiting: int) -> "GroupSplit":
+        """With smaller last batches if fewer requests wait than were split, because some were dropped or cancelled or
+        run on another device."""
+        running, queued = list(self.running), list(self.queued)
+        excess = sum(running) + sum(queued) - waiting
+        for batches in (queued, running):
             while excess > 0 and batches:
                 size = batches.pop()
                 if size > excess:
                     batches.append(size - excess)
                 excess -= size
+        return replace(self, running=tuple(running), queued=tuple(queued))
+
+    def next(self, now_ns: int) -> tuple[int, "GroupSplit"]:
+        """The batch that starts now, and what is left."""
+        if self.running:
+            count, *rest = self.running
+            left = replace(self, running=tuple(rest))
+        else:
+            count, *rest = self.queued
+            left = replace(self, queued=tuple(rest))
+        return count, replace(left, ended_ns=now_ns) if left.is_over else left
+
+
+Splits = tuple[tuple[tuple[str, str, str], GroupSplit], ...]
+"""The present split by node, accelerator and stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hybrid:
+class Hybrid(RememberingBatch):
     """PALDIA's distributor: some of the waiting requests run together and the others queue, so that the last one ends
     as early as possible, by the law of interference of their model.
 
@@ -444,34 +461,33 @@ class Hybrid:
     """The smallest gain for which a split is made: the fraction by which it must be predicted to end earlier than both
     `together` and `queue`; otherwise the better of these two is used. A good value is the error of the law, which
     `sloop profile --sharing` prints: a smaller gain may not be real."""
-    _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.sharing == "resident" and self.lane == "serial":
             what = "cannot be resident in the serial lane, in which a queued batch waits until no other runs"
             raise OutOfRange("sharing", what, NO_WAIT)
 
-    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
-        """See `Batch`. The next batch of the split, if it may run beside those that run on the device."""
-        key = (*device.key, queue.stage)
+    def decide(
+        self, now_ns: int, queue: QueueView, device: BatchDevice, memory: Splits | None
+    ) -> tuple[BatchDecision, Splits]:
+        """See `RememberingBatch`. The next batch of the split, if it may run beside those that run on the device."""
+        key, splits = (*device.key, queue.stage), dict(memory or ())
         busy = sum(batch.stage == queue.stage for batch in device.running)
         waiting = len(queue.visits)
-        split = self._splits.get(key)
+        split = splits.get(key)
         if split is not None:
-            split.shrink(waiting)
+            split = splits[key] = split.shrunk(waiting)
         if split is None or split.is_over:
             if split is not None and split.ended_ns == now_ns and busy:
-                return BatchDecision(0)
+                return BatchDecision(0), tuple(splits.items())
             split = self._split(device, waiting, device.idle, busy)
         room = split.together - busy if split.running else int(not busy)
-        if room > 0 or self.lane == "serial":  # otherwise it is found again, with those that come meanwhile
-            self._splits[key] = split
         if room <= 0:
-            return BatchDecision(0)
-        count = (split.running or split.queued).popleft()
-        if split.is_over:
-            split.ended_ns = now_ns
-        return BatchDecision(min(count, waiting, device.batch_max))  # fewer if some were dropped
+            if self.lane == "serial":  # otherwise it is found again, with those that come meanwhile
+                splits[key] = split
+            return BatchDecision(0), tuple(splits.items())
+        count, splits[key] = split.next(now_ns)
+        return BatchDecision(min(count, waiting, device.batch_max)), tuple(splits.items())  # fewer if some were dropped
 
     def _split(self, device: BatchDevice, waiting: int, idle: int, busy: int) -> GroupSplit:
         """A split of the requests that wait now."""
@@ -483,5 +499,5 @@ class Hybrid:
             running = batches_of(waiting - queued, batch_max, even=self.even)
         later = batches_of(queued, batch_max, even=self.even) if queued else []
         if self.lane == "work_conserving":
-            return GroupSplit(deque(running + later), deque(), len(running))
-        return GroupSplit(deque(running), deque(later), len(running))
+            return GroupSplit((*running, *later), (), len(running))
+        return GroupSplit(tuple(running), tuple(later), len(running))

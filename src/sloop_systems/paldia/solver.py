@@ -19,7 +19,7 @@ only: milliseconds, requests, dollars per hour. Nothing here knows views, plans 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from math import ceil
 from typing import Final, Literal, NamedTuple
@@ -266,7 +266,7 @@ def workers_needed(model: DeviceModel, count: int, split: DeviceSplit) -> int:
     return max(1, ceil((count - split.queued) / model.batch)) if count > 0 else 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DelayedTermination:
     """How many workers to keep: the most that were wanted at any time within the last `keep_alive_ns`.
 
@@ -275,12 +275,17 @@ class DelayedTermination:
     """
 
     keep_alive_ns: int
-    _wanted: deque[tuple[int, int]] = field(default_factory=deque)
+    wanted: tuple[tuple[int, int], ...] = ()
     """(instant, how many), each with fewer than the one before: the later of two that is as large hides the other."""
 
-    def keep(self, now_ns: int, wanted: int) -> int:
-        """So many are wanted from now on; returns how many to keep."""
-        recent = self._wanted
+    @property
+    def count(self) -> int:
+        """How many to keep."""
+        return self.wanted[0][1]
+
+    def keep(self, now_ns: int, wanted: int) -> "DelayedTermination":
+        """So many are wanted from now on."""
+        recent = list(self.wanted)
         # What was wanted until now counts until now, so its time begins when something else is wanted.
         held = recent[-1][1] if recent else wanted
         while recent and recent[-1][1] <= max(held, wanted):
@@ -289,5 +294,5 @@ class DelayedTermination:
             recent.append((now_ns, held))
         recent.append((now_ns, wanted))
         while recent[0][0] <= now_ns - self.keep_alive_ns and len(recent) > 1:
-            recent.popleft()
-        return recent[0][1]
+            del recent[0]
+        return DelayedTermination(self.keep_alive_ns, tuple(recent))

@@ -8,9 +8,8 @@ slow, which it reports in `Plan.saturated`; and it sees a slow network one secon
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -77,15 +76,17 @@ class Sponge(Scale):
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     period_ns: PositiveInt = s(1)
-    _recent: deque[SpongeSetting] = field(init=False, default_factory=deque, repr=False, compare=False)
 
     @property
     def arrivals(self) -> Literal["even", "burst"]:
         """The arrivals that the criterion assumes; `sloop plan` reports them."""
         return "burst" if self.criterion == "burst" else "even"
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """One replica with the cheapest feasible setting. `InputError` for an application of several stages."""
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: tuple[SpongeSetting, ...] | None
+    ) -> tuple[Plan, tuple[SpongeSetting, ...]]:
+        """One replica with the cheapest feasible setting; it remembers the last decisions. `InputError` for an
+        application of several stages."""
         view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "sponge")
         belief = targets.belief_of(stage, self.variant)
@@ -96,7 +97,7 @@ class Sponge(Scale):
             setting, why = found, self._reason(demand, found)
         else:
             setting, why = self._fallback(grid, demand, _current(view.plan, grid))
-        kept = targets.largest(self._recent, setting, self.hysteresis, lambda recent: recent.cores)
+        kept, recent = targets.largest(memory or (), setting, self.hysteresis, lambda one: one.cores)
         if kept != setting:
             why += f"; kept at {_describe(kept)}, the most of the last {self.hysteresis} decisions"
         limit_rps = sponge.max_rate_rps(grid)
@@ -105,7 +106,7 @@ class Sponge(Scale):
             most = counted(grid.cores[-1], "core")
             why += f"; saturated: {demand.rate_rps:.4g} requests/s, and all {most} serve {limit_rps:.4g}"
         target = targets.equal_replicas(stage, belief, count=1, cores=kept.cores, batch_max=kept.batch)
-        return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ())
+        return Plan((target,), why, feasible=found is not None, saturated=(stage.name,) if saturated else ()), recent
 
     def _grid(self, view: ClusterView, belief: Belief) -> SpongeGrid:
         cores = targets.core_choices(view, self.cores, min(math.ceil(belief.cores_max), CORES_MAX), "sponge")

@@ -12,6 +12,7 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.testing.views import make_belief, make_stage
 from sloop.units import s
 from sloop.vocabulary import Node, NodeState, Plan, ReplicaId
+from tests.asked import next_plan
 
 T4 = Profile(
     latency_ms=Quadratic(0.0, 1.0, 9.0), max_batch=16, max_cores=4, accelerator="T4", device_memory_bytes=1 << 30
@@ -48,7 +49,7 @@ def stage_of(name: str, slo_ms: float, *profiles: tuple[str, Profile]) -> StageV
 
 
 def planned(policy: Any, view: ClusterView, now_s: float = 0.0) -> Plan:
-    plan: Plan | None = policy.plan(s(now_s), view)
+    plan: Plan | None = next_plan(policy, s(now_s), view)
     assert plan is not None
     check(plan, view)
     fits(plan, view)

@@ -14,6 +14,7 @@ from sloop.profile.estimate import Estimate
 from sloop.solvers.bodies import capacity_rps
 from sloop.units import ms, s
 from sloop.vocabulary import ALONE, Form, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Shadow, Slot
+from tests.asked import next_plan
 from tests.profile.test_blocks import PROFILE
 
 SLO_NS, CAPACITIES = ms(99), (0.0, 10.101, 20.202, 30.303, 40.404)
@@ -85,7 +86,7 @@ def sizes(plan: Plan | None) -> list[tuple[float, int]]:
     ],
 )
 def test_bodies_started_from_none(weight: float, rate: float, cores: int, count: int) -> None:
-    plan = policy(memory_cores=weight).plan(0, view([], rate, 0, cores=64))
+    plan = next_plan(policy(memory_cores=weight), 0, view([], rate, 0, cores=64))
     assert sizes(plan) == [(cores, count)]
     assert plan is not None
     assert plan.feasible
@@ -95,62 +96,64 @@ def test_bodies_change_only_outside_of_the_band_and_once_in_a_period() -> None:
     """Two bodies of 4 cores: 80.8 rps; β of it is 48.5, α of it is 64.6."""
     two = [body(0, 4, "n0"), body(1, 4, "n1")]
     for rate, left in ((64, 2), (49, 2), (48, 2), (33, 2), (32, 1), (1, 1)):
-        assert sum(count for _, count in sizes(policy().plan(0, view(two, rate, 0, nodes=2)))) == left, rate
+        assert sum(count for _, count in sizes(next_plan(policy(), 0, view(two, rate, 0, nodes=2)))) == left, rate
     own = policy()
-    own.plan(0, view(two, 64, 0, nodes=2))
-    assert sum(count for _, count in sizes(own.plan(s(9.5), view(two, 500, 0, nodes=2)))) == 2
-    assert sum(count for _, count in sizes(own.plan(s(10), view(two, 70, 0, nodes=2)))) == 3
+    next_plan(own, 0, view(two, 64, 0, nodes=2))
+    assert sum(count for _, count in sizes(next_plan(own, s(9.5), view(two, 500, 0, nodes=2)))) == 2
+    assert sum(count for _, count in sizes(next_plan(own, s(10), view(two, 70, 0, nodes=2)))) == 3
 
 
 @pytest.mark.parametrize(("counts", "bodies"), [(True, 1), (False, 2)])
 def test_the_mean_rate_may_rest_on_shadows(counts: bool, bodies: int) -> None:
     """A pair of two cores and four carries 50.8 rps, its body alone 20.2: of 30 rps, α leaves no room for it alone."""
     pair = body(0, 2, shadow=Shadow(4.0, (0, 1)))
-    plan = policy(counts_shadows=counts).plan(0, view([pair], 30, 30, cores=64))
+    plan = next_plan(policy(counts_shadows=counts), 0, view([pair], 30, 30, cores=64))
     assert sum(count for _, count in sizes(plan)) == bodies
 
 
 def test_bodies_are_adapted_to_the_first_second() -> None:
     """Not only after ten seconds, in which shadows would have to do."""
     own = policy()
-    assert sizes(own.plan(0, view([], 0, 0))) == [(1, 1)]
-    assert sizes(own.plan(s(1), view([body(0, 1)], 60, 0, cores=64)))[-1] == (4, 2), "10.1 + 2 × 40.4 rps"
+    assert sizes(next_plan(own, 0, view([], 0, 0))) == [(1, 1)]
+    assert sizes(next_plan(own, s(1), view([body(0, 1)], 60, 0, cores=64)))[-1] == (4, 2), "10.1 + 2 × 40.4 rps"
     three = [body(0, 1), body(1, 4), body(2, 4)]
-    assert sum(count for _, count in sizes(own.plan(s(10.5), view(three, 500, 0, cores=64)))) == 3
+    assert sum(count for _, count in sizes(next_plan(own, s(10.5), view(three, 500, 0, cores=64)))) == 3
 
 
 def test_lost_bodies_stay_in_the_plan_until_bodies_are_adapted() -> None:
     """Their node may be gone: a plan of those that are left would have none for ten seconds, or forever less."""
     own = policy()
-    assert sizes(own.plan(0, view([], 100, 0, cores=64))) == [(4, 4)]
+    assert sizes(next_plan(own, 0, view([], 100, 0, cores=64))) == [(4, 4)]
     two = [body(0, 4), body(1, 4)]
-    plan = own.plan(s(0.5), view(two, 100, 0, cores=64))
+    plan = next_plan(own, s(0.5), view(two, 100, 0, cores=64))
     assert [(group.spec.node, group.count) for group in groups_of(plan)] == [("n0", 2), (None, 2)]
     assert plan is not None
     assert plan.feasible
     assert "2 bodies are missing" in plan.why
-    plan = own.plan(s(1), view([], 100, 0, cores=4))
+    plan = next_plan(own, s(1), view([], 100, 0, cores=4))
     assert sizes(plan) == [(4, 1)]
     assert plan is not None
     assert not plan.feasible
-    assert sizes(own.plan(s(1.5), view([], 100, 0, cores=64))) == [(4, 4)], "those without room are not forgotten"
-    assert sizes(own.plan(s(11), view([body(0, 4)], 10, 0, cores=64))) == [(4, 1)], "the rate needs no more"
+    assert sizes(next_plan(own, s(1.5), view([], 100, 0, cores=64))) == [(4, 4)], "those without room are not forgotten"
+    assert sizes(next_plan(own, s(11), view([body(0, 4)], 10, 0, cores=64))) == [(4, 1)], "the rate needs no more"
 
 
 def test_the_rate_to_plan_for_before_any_request() -> None:
     unseen = view([], 0, 0, cores=64)
     unseen = replace(unseen, stages=(replace(unseen.stages[0], buckets=[]),))
-    assert sizes(policy(initial_rps=100).plan(0, unseen)) == [(4, 4)]
-    assert sizes(policy(initial_rps=100).plan(0, view([], 0, 0, cores=64))) == [(1, 1)], "requests could have come"
+    assert sizes(next_plan(policy(initial_rps=100), 0, unseen)) == [(4, 4)]
+    assert sizes(next_plan(policy(initial_rps=100), 0, view([], 0, 0, cores=64))) == [(1, 1)], (
+        "requests could have come"
+    )
 
 
 def test_a_body_that_starts_counts_for_the_mean_rate() -> None:
     starting = [body(0, 4), body(1, 4, life=Life.STARTING)]
-    assert sum(count for _, count in sizes(policy().plan(0, view(starting, 64, 0)))) == 2
+    assert sum(count for _, count in sizes(next_plan(policy(), 0, view(starting, 64, 0)))) == 2
 
 
 def test_a_smaller_body_where_no_node_has_room_and_no_plan_beyond_it() -> None:
-    plan = policy().plan(0, view([], 40, 0, cores=3))
+    plan = next_plan(policy(), 0, view([], 40, 0, cores=3))
     assert sizes(plan) == [(3, 1)]
     assert plan is not None
     assert not plan.feasible
@@ -161,14 +164,14 @@ def test_late_answers_instead_of_none_where_no_body_that_fits_keeps_the_slo(slo_
     """With four cores a request takes 27 ms, with three cores 35 ms. One body, whatever the rate."""
     tight = view([], 40, 0, cores=3)
     tight = replace(tight, stages=(replace(tight.stages[0], slo_ns=ms(slo_ms)),))
-    plan = policy().plan(0, tight)
+    plan = next_plan(policy(), 0, tight)
     assert sizes(plan) == [(3, 1)]
     assert plan is not None
     assert not plan.feasible
     assert ("no body of up to 4 cores keeps the SLO of 1 ms" in plan.why) == (slo_ms == 1)
     full, own = replace(tight, nodes=(replace(tight.nodes[0], free_cores=0.5),)), policy()
     for at_s in (0, 0.5, 11, 11.5):
-        plan = own.plan(s(at_s), full)
+        plan = next_plan(own, s(at_s), full)
         assert not groups_of(plan)
         assert plan is not None
         assert not plan.feasible
@@ -176,13 +179,13 @@ def test_late_answers_instead_of_none_where_no_body_that_fits_keeps_the_slo(slo_
 
 
 def test_never_below_one_body() -> None:
-    assert sizes(policy().plan(0, view([body(0, 4)], 0, 0))) == [(4, 1)]
+    assert sizes(next_plan(policy(), 0, view([body(0, 4)], 0, 0))) == [(4, 1)]
 
 
 def test_a_burst_gets_the_shadow_of_the_worked_example() -> None:
     """A 2-core body carries 20.2 rps; {1} adds 13.09 rps, {1, 2} 26.66."""
     for burst, blocks in ((20, None), (30, (0,)), (40, (0, 1)), (400, (0, 1))):
-        (group,) = groups_of(policy().plan(0, view([body(0, 2)], 12, burst)))
+        (group,) = groups_of(next_plan(policy(), 0, view([body(0, 2)], 12, burst)))
         assert (group.spec.shadow and group.spec.shadow.blocks) == blocks
         if blocks:
             assert group.spec.shadow == Shadow(4.0, blocks)
@@ -201,13 +204,13 @@ def test_a_burst_gets_the_shadow_of_the_worked_example() -> None:
 )
 def test_when_no_shadow_is_started(changes: dict[str, object], cores: float, others: dict[str, object]) -> None:
     replica = body(0, 2, **others)  # type: ignore[arg-type]
-    (group, *_) = groups_of(policy(**changes).plan(0, view([replica], 12, 400, cores=cores)))
+    (group, *_) = groups_of(next_plan(policy(**changes), 0, view([replica], 12, 400, cores=cores)))
     assert group.spec.shadow == replica.spec.shadow
 
 
 def test_one_shadow_for_each_node_and_larger_bodies_first() -> None:
     three = [body(0, 2, "n0"), body(1, 3, "n0"), body(2, 2, "n1")]
-    found = groups_of(policy().plan(0, view(three, 50, 500, nodes=2)))
+    found = groups_of(next_plan(policy(), 0, view(three, 50, 500, nodes=2)))
     assert {(group.spec.node, group.spec.cores, group.spec.shadow is not None) for group in found} == {
         ("n0", 2, False),
         ("n0", 3, True),
@@ -217,18 +220,18 @@ def test_one_shadow_for_each_node_and_larger_bodies_first() -> None:
 
 def test_shadows_go_at_the_second_tick_below_what_the_bodies_carry() -> None:
     own, pair = policy(), [body(0, 2, shadow=Shadow(4.0, (0, 1)))]
-    assert groups_of(own.plan(0, view(pair, 12, 17)))[0].spec.shadow is not None
-    assert groups_of(own.plan(PERIOD_NS, view(pair, 12, 19)))[0].spec.shadow is not None, "0.9 × 20.2 = 18.2"
-    assert groups_of(own.plan(2 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is not None
-    assert groups_of(own.plan(3 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is None
+    assert groups_of(next_plan(own, 0, view(pair, 12, 17)))[0].spec.shadow is not None
+    assert groups_of(next_plan(own, PERIOD_NS, view(pair, 12, 19)))[0].spec.shadow is not None, "0.9 × 20.2 = 18.2"
+    assert groups_of(next_plan(own, 2 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is not None
+    assert groups_of(next_plan(own, 3 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is None
 
 
 def test_a_shadow_that_loads_counts_as_chosen_so_that_no_other_is_started() -> None:
     own, two = policy(), [body(0, 2, "n0"), body(1, 2, "n1")]
-    first = groups_of(own.plan(0, view(two, 25, 60, nodes=2)))
+    first = groups_of(next_plan(own, 0, view(two, 25, 60, nodes=2)))
     assert [group.spec.shadow is not None for group in first].count(True) == 1
     loading = [body(0, 2, "n0", Shadow(4.0, (0, 1)), form=ALONE), two[1]]
-    second = groups_of(own.plan(PERIOD_NS, view(loading, 25, 60, nodes=2)))
+    second = groups_of(next_plan(own, PERIOD_NS, view(loading, 25, 60, nodes=2)))
     assert [group.spec.shadow is not None for group in second].count(True) == 1
 
 
@@ -247,27 +250,27 @@ def starting_in(taken_s: float, shown: ClusterView) -> ClusterView:
 
 def test_the_cheapest_shadow_has_no_more_cores_than_it_needs() -> None:
     """A body of 2 cores carries 20.2 rps; with 4 cores a shadow adds 13.09 or 26.66."""
-    (group,) = groups_of(cheapest().plan(0, view([body(0, 2)], 12, 22)))
+    (group,) = groups_of(next_plan(cheapest(), 0, view([body(0, 2)], 12, 22)))
     assert group.spec.shadow is not None
     assert group.spec.shadow.cores < 4, "not all that are left"
-    (group,) = groups_of(cheapest().plan(0, view([body(0, 2)], 12, 20)))
+    (group,) = groups_of(next_plan(cheapest(), 0, view([body(0, 2)], 12, 20)))
     assert group.spec.shadow is None
 
 
 def test_a_body_is_started_where_no_shadow_has_room_or_memory_is_worth_little() -> None:
-    crowded = cheapest(shadows_per_node=0).plan(0, view([body(0, 2)], 12, 40))
+    crowded = next_plan(cheapest(shadows_per_node=0), 0, view([body(0, 2)], 12, 40))
     assert sum(group.count for group in groups_of(crowded)) > 1
     assert all(group.spec.shadow is None for group in groups_of(crowded))
-    worthless = cheapest(memory_cores=1e-6).plan(0, view([body(0, 2)], 12, 400, cores=64.0))
+    worthless = next_plan(cheapest(memory_cores=1e-6), 0, view([body(0, 2)], 12, 400, cores=64.0))
     assert sum(group.count for group in groups_of(worthless)) > 1
-    assert policy().plan(0, view([body(0, 2)], 12, 400, cores=64.0)).stages[0].groups[0].count == 1  # type: ignore[union-attr]
+    assert next_plan(policy(), 0, view([body(0, 2)], 12, 400, cores=64.0)).stages[0].groups[0].count == 1
 
 
 def test_a_body_that_takes_no_time_to_start_needs_no_shadow_beside_it() -> None:
     """One burst, where a body would take none of the ten seconds, and where it would take nine."""
     shadows = {}
     for taken_s in (0.0, 9.0):
-        groups = groups_of(cheapest(memory_cores=0.5).plan(0, starting_in(taken_s, view([body(0, 2)], 12, 60))))
+        groups = groups_of(next_plan(cheapest(memory_cores=0.5), 0, starting_in(taken_s, view([body(0, 2)], 12, 60))))
         shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
     assert shadows == {0.0: 0, 9.0: 1}
     assert cheapest().asks_for_starts
@@ -279,7 +282,7 @@ def test_a_body_is_started_once_the_burst_has_lasted_as_long_as_its_start() -> N
     own = cheapest(shadows_per_node=0)
     slow, quiet = (starting_in(2, view([body(0, 2)], 12, burst, cores=64.0)) for burst in (40, 12))
     asked = [(0, slow), (s(1.5), slow), (s(2), quiet), (s(2.5), slow), (s(4), slow), (s(4.5), slow), (s(8), slow)]
-    counts = [sum(group.count for group in groups_of(own.plan(now_ns, shown))) for now_ns, shown in asked]
+    counts = [sum(group.count for group in groups_of(next_plan(own, now_ns, shown))) for now_ns, shown in asked]
     assert counts[:5] == [1] * 5, "the second burst begins anew"
     assert counts[5] > 1
     assert counts[6] > 1
@@ -288,7 +291,7 @@ def test_a_body_is_started_once_the_burst_has_lasted_as_long_as_its_start() -> N
 def test_a_body_that_takes_longer_than_a_period_to_start_is_started_too() -> None:
     own = cheapest(shadows_per_node=0)
     slow = starting_in(30, view([body(0, 2)], 12, 40, cores=64.0))
-    counts = {at: sum(group.count for group in groups_of(own.plan(s(at), slow))) for at in (0, 29, 30)}
+    counts = {at: sum(group.count for group in groups_of(next_plan(own, s(at), slow))) for at in (0, 29, 30)}
     assert counts[0] == counts[29] == 1
     assert counts[30] > 1
 
@@ -298,13 +301,15 @@ def test_shadows_are_started_before_the_capacity_is_reached_and_bodies_after() -
     met = {}
     for burst in (13, 17, 24):
         shown = starting_in(0, view([body(0, 2)], 12, burst, cores=64.0))
-        with_shadows, without = (groups_of(cheapest(gamma=0.7, shadows_per_node=n).plan(0, shown)) for n in (1, 0))
+        with_shadows, without = (
+            groups_of(next_plan(cheapest(gamma=0.7, shadows_per_node=n), 0, shown)) for n in (1, 0)
+        )
         met[burst] = any(group.spec.shadow for group in with_shadows), sum(group.count for group in without) > 1
     assert met == {13: (False, False), 17: (True, False), 24: (True, True)}
 
 
 def test_a_shadow_may_have_all_cores_that_its_node_has_left() -> None:
-    plan = cheapest(cores_max=16).plan(0, starting_in(9, view([body(0, 2)], 12, 60, cores=2.0 + 3)))
+    plan = next_plan(cheapest(cores_max=16), 0, starting_in(9, view([body(0, 2)], 12, 60, cores=2.0 + 3)))
     assert [group.spec.shadow.cores for group in groups_of(plan) if group.spec.shadow] == [3.0]
 
 
@@ -313,7 +318,7 @@ def test_the_cheapest_shadow_keeps_nearly_as_many_from_waiting_as_any() -> None:
     for burst in (24, 30, 36, 46, 60):
         gains_rps = {}
         for room in (1, 2, 4, 8, 16):
-            plan = cheapest(cores_max=16).plan(0, starting_in(9, view([body(0, 2)], 12, burst, cores=2.0 + room)))
+            plan = next_plan(cheapest(cores_max=16), 0, starting_in(9, view([body(0, 2)], 12, burst, cores=2.0 + room)))
             group = next(group for group in groups_of(plan) if group.spec.node)
             if group.spec.shadow is not None:
                 gains_rps[room] = min(burst, group.rate_rps) - CAPACITIES[2]
@@ -326,12 +331,12 @@ def test_the_cheapest_shadow_keeps_nearly_as_many_from_waiting_as_any() -> None:
 
 def test_bodies_that_start_count_so_that_no_others_are_started() -> None:
     own = cheapest(shadows_per_node=0)
-    first = groups_of(own.plan(0, view([body(0, 2)], 12, 30, cores=64.0)))
+    first = groups_of(next_plan(own, 0, view([body(0, 2)], 12, 30, cores=64.0)))
     count = sum(group.count for group in first)
     assert count > 1
     (fresh,) = {group.spec.cores for group in first if not group.spec.node}
     starting = [body(at, fresh, life=Life.STARTING) for at in range(1, count)]
-    again = groups_of(own.plan(PERIOD_NS, view([body(0, 2), *starting], 12, 30, cores=64.0)))
+    again = groups_of(next_plan(own, PERIOD_NS, view([body(0, 2), *starting], 12, 30, cores=64.0)))
     assert sum(group.count for group in again) == count
 
 
@@ -339,7 +344,7 @@ def test_shadows_carry_a_burst_until_bodies_that_start_are_there() -> None:
     replicas = [body(0, 2), body(1, 4, "n1", life=Life.STARTING)]
     shadows = {}
     for taken_s in (9.0, 0.001):
-        groups = groups_of(cheapest().plan(0, starting_in(taken_s, view(replicas, 40, 40, nodes=2))))
+        groups = groups_of(next_plan(cheapest(), 0, starting_in(taken_s, view(replicas, 40, 40, nodes=2))))
         assert sum(group.count for group in groups) == 2, "no third one: the two carry 60 rps"
         shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
     assert shadows == {9.0: 1, 0.001: 0}, "none that would not have loaded by then"
@@ -347,7 +352,7 @@ def test_shadows_carry_a_burst_until_bodies_that_start_are_there() -> None:
 
 def test_each_shadow_ends_as_soon_as_the_others_carry_the_rate() -> None:
     pairs = [body(at, 2, f"n{at}", Shadow(4.0, (0, 1))) for at in range(2)]
-    kept = {burst: cheapest().plan(0, view(pairs, 24, burst, nodes=2)) for burst in (80, 50, 30)}
+    kept = {burst: next_plan(cheapest(), 0, view(pairs, 24, burst, nodes=2)) for burst in (80, 50, 30)}
     shadows = {burst: sum(g.count for g in groups_of(plan) if g.spec.shadow) for burst, plan in kept.items()}
     assert shadows == {80: 2, 50: 1, 30: 0}
 
@@ -372,7 +377,7 @@ def test_laws_of_a_plan(there: list[tuple[int, bool, bool]], rate: int, burst: i
         for at, (cores, ready, has_shadow) in enumerate(there)
     ]
     before = view(replicas, rate, burst, nodes=5)
-    plan = policy(objective=objective).plan(0, before)
+    plan = next_plan(policy(objective=objective), 0, before)
     assert plan is not None
     groups = groups_of(plan)
     belief = Estimate(PROFILE, variant="a", hardware="cpu")

@@ -13,6 +13,7 @@ from sloop.errors import InputError
 from sloop.policies.scale.harbor import Harbor
 from sloop.testing.views import make_view
 from sloop.vocabulary import NodeState
+from tests.asked import next_plan
 from tests.policies.scale.shared import CPU, T4, planned, rented, stage_of
 
 BOTH = (("c5.2xlarge", 8, 0.34, ""), ("g4dn.xlarge", 4, 0.526, "T4"))
@@ -55,7 +56,7 @@ def test_prices_must_be_known_for_all_that_can_be_rented() -> None:
     stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
     nodes = rented(BOTH[0], ("g4dn.xlarge", 4, 0.0, "T4"))
     with pytest.raises(InputError, match=r"nodes on demand without a price: g4dn\.xlarge"):
-        Harbor().plan(0, make_view(stage, nodes=nodes, rates={"m": 10}))
+        next_plan(Harbor(), 0, make_view(stage, nodes=nodes, rates={"m": 10}))
 
 
 def test_a_node_that_is_lost_moves_its_replicas_only() -> None:
@@ -75,15 +76,15 @@ def test_a_plan_stays_while_rates_are_near() -> None:
     policy, nodes = Harbor(), rented(("g4dn.xlarge", 4, 0.5, "T4"), count=4)
     stage = stage_of("m", 100, ("g4dn.xlarge", T4))
     plan = planned(policy, make_view(stage, nodes=nodes, rates={"m": 500}))
-    assert policy.plan(0, make_view(stage, nodes=nodes, rates={"m": 530}, plan=plan)) is None
-    assert policy.plan(0, make_view(stage, nodes=nodes, rates={"m": 1000}, plan=plan)) is not None
+    assert next_plan(policy, 0, make_view(stage, nodes=nodes, rates={"m": 530}, plan=plan)) is None
+    assert next_plan(policy, 0, make_view(stage, nodes=nodes, rates={"m": 1000}, plan=plan)) is not None
 
 
 def test_models_that_fit_on_no_device_and_kinds_that_are_not_there_are_refused() -> None:
     nodes = rented(("g4dn.xlarge", 4, 0.5, "T4"))
     huge = structs.replace(T4, device_memory_bytes=20 << 30)
     with pytest.raises(InputError, match="m fits on no device: it needs 125 % of the memory of a T4"):
-        Harbor().plan(0, make_view(stage_of("m", 400, ("g4dn.xlarge", huge)), nodes=nodes, rates={"m": 10}))
+        next_plan(Harbor(), 0, make_view(stage_of("m", 400, ("g4dn.xlarge", huge)), nodes=nodes, rates={"m": 10}))
     view = make_view(stage_of("m", 400, ("g4dn.xlarge", T4)), nodes=nodes, rates={"m": 10})
     with pytest.raises(InputError, match=r"no node has hardware 'c5\.2xlarge'"):
-        Harbor(hardware=("c5.2xlarge",)).plan(0, view)
+        next_plan(Harbor(hardware=("c5.2xlarge",)), 0, view)

@@ -9,10 +9,12 @@ from sloop.core.views import Bucket, ClusterView, ReplicaView, StageView
 from sloop.errors import InputError
 from sloop.options import check_ranges
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.targets import CountHistory
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Life, Plan, Visit
+from tests.asked import memory_of, next_plan, remember
 
 Seen = Callable[..., ClusterView]
 
@@ -40,7 +42,7 @@ def count(plan: Plan | None) -> int:
 
 
 def run(policy: Hpa, *steps: tuple[float, ClusterView]) -> list[int]:
-    return [count(policy.plan(s(at_s), seen)) for at_s, seen in steps]
+    return [count(next_plan(policy, s(at_s), seen)) for at_s, seen in steps]
 
 
 def test_begins_with_the_least_and_keeps_it_while_nothing_is_ready(hpa_view: Seen) -> None:
@@ -54,7 +56,7 @@ def test_begins_with_the_least_and_keeps_it_while_nothing_is_ready(hpa_view: See
 def test_the_ratio_with_its_tolerance(hpa_view: Seen, utilisation: float, expected: int) -> None:
     policy = Hpa(stabilisation_ns=0)
     run(policy, (0, hpa_view(1.0, 4)), (300, hpa_view(0.8, 4)))
-    policy._past["stage"].count = 4
+    remember(policy, (("stage", CountHistory(4)),))
     assert run(policy, (600, hpa_view(utilisation, 4))) == [expected]
 
 
@@ -66,7 +68,7 @@ def test_replicas_that_start_count_as_idle_when_it_would_scale_out(hpa_view: See
 def test_scales_in_only_to_the_largest_recommendation_of_the_window(hpa_view: Seen) -> None:
     policy = Hpa()
     run(policy, (0, hpa_view(1.0, 4)), (15, hpa_view(1.0, 5)))
-    before = policy._past["stage"].count
+    before = dict(memory_of(policy))["stage"].count
     busy, idle = hpa_view(0.8, before), hpa_view(0.2, before)
     after = run(policy, (30, busy), (45, idle), (300, idle), (329, idle), (331, idle))
     assert after[:4] == [before] * 4
@@ -76,7 +78,7 @@ def test_scales_in_only_to_the_largest_recommendation_of_the_window(hpa_view: Se
 def test_a_single_dip_is_forgotten(hpa_view: Seen) -> None:
     policy = Hpa(stabilisation_ns=s(60))
     run(policy, (0, hpa_view(1.0, 4)))
-    before = policy._past["stage"].count
+    before = dict(memory_of(policy))["stage"].count
     steps = [(t, hpa_view(0.1 if t == 90 else 0.8, before)) for t in range(15, 300, 15)]
     assert set(run(policy, *steps)) == {before}
 
@@ -100,7 +102,7 @@ def test_every_stage_by_itself_and_in_words(
     busy = [Bucket(0, busy_core_ns=NS_PER_S, ready_core_ns=NS_PER_S)]
     idle = [Bucket(0, busy_core_ns=0, ready_core_ns=NS_PER_S)]
     stages = (stage(*busy, name="a", replicas=[replica(1)]), stage(*idle, name="b", replicas=[replica(2)]))
-    plan = Hpa().plan(s(15), view(*stages))
+    plan = next_plan(Hpa(), s(15), view(*stages))
     assert plan is not None
     assert [target.groups[0].count for target in plan.stages] == [2, 1]
     assert plan.why == "a: utilisation 1.00 of 0.8 → 2 replicas (were 1); b: utilisation 0.00 of 0.8 → 1 replica"
@@ -149,15 +151,15 @@ def vpa_cores(plan: Plan | None) -> float:
 def test_used_cores_over_the_target_rounded_up_to_what_is_on_offer(vpa_view: Seen) -> None:
     policy = Vpa(cores=(1, 2, 4, 8))
     steps = [(0, 0.0), (60, 1.0), (120, 2.0), (180, 4.0), (240, 8.0), (300, 8.0), (360, 2.0), (420, 0.1)]
-    assert [vpa_cores(policy.plan(s(at_s), vpa_view(used))) for at_s, used in steps] == [1, 2, 4, 8, 8, 8, 4, 1]
+    assert [vpa_cores(next_plan(policy, s(at_s), vpa_view(used))) for at_s, used in steps] == [1, 2, 4, 8, 8, 8, 4, 1]
 
 
 def test_a_change_at_most_every_minute_and_none_while_one_is_under_way(vpa_view: Seen) -> None:
     policy = Vpa()
-    assert [vpa_cores(policy.plan(s(at_s), vpa_view(1.0))) for at_s in (0, 30, 60)] == [1, 1, 2]
-    assert vpa_cores(policy.plan(s(130), vpa_view(2.0, starting=True))) == 2
-    assert vpa_cores(policy.plan(s(140), vpa_view(2.0, lives=False))) == 2
-    plan = policy.plan(s(150), vpa_view(2.0))
+    assert [vpa_cores(next_plan(policy, s(at_s), vpa_view(1.0))) for at_s in (0, 30, 60)] == [1, 1, 2]
+    assert vpa_cores(next_plan(policy, s(130), vpa_view(2.0, starting=True))) == 2
+    assert vpa_cores(next_plan(policy, s(140), vpa_view(2.0, lives=False))) == 2
+    plan = next_plan(policy, s(150), vpa_view(2.0))
     assert plan is not None
     assert vpa_cores(plan) == 3
     assert plan.why == "stage: 2.00 of 2 cores used, target 0.7 → 3 cores (were 2)"
@@ -165,7 +167,9 @@ def test_a_change_at_most_every_minute_and_none_while_one_is_under_way(vpa_view:
 
 def test_within_the_tolerance_nothing_changes(vpa_view: Seen) -> None:
     policy = Vpa(cores=(1, 1.05, 2))
-    assert [vpa_cores(policy.plan(s(at_s), vpa_view(used))) for at_s, used in [(0, 0.0), (60, 0.76), (120, 0.78)]] == [
+    assert [
+        vpa_cores(next_plan(policy, s(at_s), vpa_view(used))) for at_s, used in [(0, 0.0), (60, 0.76), (120, 0.78)]
+    ] == [
         1,
         1,
         2,
@@ -175,10 +179,10 @@ def test_within_the_tolerance_nothing_changes(vpa_view: Seen) -> None:
 def test_the_node_bounds_it(vpa_view: Seen) -> None:
     policy = Vpa()
     for at_s in range(0, 1200, 60):
-        assert vpa_cores(policy.plan(s(at_s), vpa_view(4.0, cores=4))) <= 4
-    assert vpa_cores(Vpa().plan(0, vpa_view(0.0, cores=0.5))) == 0.5
+        assert vpa_cores(next_plan(policy, s(at_s), vpa_view(4.0, cores=4))) <= 4
+    assert vpa_cores(next_plan(Vpa(), 0, vpa_view(0.0, cores=0.5))) == 0.5
     with pytest.raises(InputError, match="no core count of"):
-        Vpa(cores=(8,)).plan(0, vpa_view(0.0, cores=4))
+        next_plan(Vpa(cores=(8,)), 0, vpa_view(0.0, cores=4))
 
 
 @pytest.mark.parametrize(
@@ -221,64 +225,64 @@ def kpa_view_fixture(stage: Stage, view: View, replica: Replica) -> Callable[...
 
 
 def test_begins_with_one(stage: Stage, view: View) -> None:
-    assert kpa_count(fresh().plan(0, view(stage()))) == 1
-    assert kpa_count(fresh(initial=0).plan(0, view(stage()))) == 0
+    assert kpa_count(next_plan(fresh(), 0, view(stage()))) == 1
+    assert kpa_count(next_plan(fresh(initial=0), 0, view(stage()))) == 0
 
 
 def test_the_stable_window_decides(kpa_view: Seen) -> None:
-    assert kpa_count(fresh().plan(s(60), kpa_view(*[14.0] * 60, end_s=60, ready=2))) == 2
-    assert kpa_count(fresh().plan(s(60), kpa_view(*[14.1] * 60, end_s=60, ready=2))) == 3
-    assert kpa_count(fresh().plan(s(60), kpa_view(*[0.0] * 30, *[28.0] * 30, end_s=60, ready=3))) == 2
+    assert kpa_count(next_plan(fresh(), s(60), kpa_view(*[14.0] * 60, end_s=60, ready=2))) == 2
+    assert kpa_count(next_plan(fresh(), s(60), kpa_view(*[14.1] * 60, end_s=60, ready=2))) == 3
+    assert kpa_count(next_plan(fresh(), s(60), kpa_view(*[0.0] * 30, *[28.0] * 30, end_s=60, ready=3))) == 2
 
 
 def test_a_panic_answers_a_burst_and_does_not_scale_in(kpa_view: Seen) -> None:
     policy = fresh()
     calm = [7.0] * 54
-    assert kpa_count(policy.plan(s(60), kpa_view(*calm, *[70.0] * 6, end_s=60, ready=1))) == 10
-    assert kpa_count(policy.plan(s(62), kpa_view(*calm, *[7.0] * 6, end_s=62, ready=10))) == 10
-    assert kpa_count(policy.plan(s(119), kpa_view(*[7.0] * 60, end_s=119, ready=10))) == 10
-    later = kpa_count(policy.plan(s(122), kpa_view(*[7.0] * 60, end_s=122, ready=10)))
+    assert kpa_count(next_plan(policy, s(60), kpa_view(*calm, *[70.0] * 6, end_s=60, ready=1))) == 10
+    assert kpa_count(next_plan(policy, s(62), kpa_view(*calm, *[7.0] * 6, end_s=62, ready=10))) == 10
+    assert kpa_count(next_plan(policy, s(119), kpa_view(*[7.0] * 60, end_s=119, ready=10))) == 10
+    later = kpa_count(next_plan(policy, s(122), kpa_view(*[7.0] * 60, end_s=122, ready=10)))
     assert later == 5, "the panic is a stable window past; one step at most halves"
-    assert kpa_count(policy.plan(s(124), kpa_view(*[7.0] * 60, end_s=124, ready=5))) == 2
-    assert kpa_count(policy.plan(s(126), kpa_view(*[7.0] * 60, end_s=126, ready=2))) == 1
+    assert kpa_count(next_plan(policy, s(124), kpa_view(*[7.0] * 60, end_s=124, ready=5))) == 2
+    assert kpa_count(next_plan(policy, s(126), kpa_view(*[7.0] * 60, end_s=126, ready=2))) == 1
 
 
 def test_less_than_twice_what_is_ready_is_no_panic(kpa_view: Seen) -> None:
-    plan = fresh().plan(s(60), kpa_view(*[14.0] * 54, *[20.0] * 6, end_s=60, ready=2))
+    plan = next_plan(fresh(), s(60), kpa_view(*[14.0] * 54, *[20.0] * 6, end_s=60, ready=2))
     assert plan is not None
     assert kpa_count(plan) == 3
     assert "panic" not in plan.why
 
 
 def test_one_step_is_bounded(kpa_view: Seen) -> None:
-    assert kpa_count(fresh().plan(s(60), kpa_view(*[0.0] * 59, 7.0, end_s=60, ready=8))) == 4, "halved at most"
-    assert kpa_count(fresh(replicas_max=8).plan(s(60), kpa_view(*[700.0] * 60, end_s=60, ready=2))) == 8
+    assert kpa_count(next_plan(fresh(), s(60), kpa_view(*[0.0] * 59, 7.0, end_s=60, ready=8))) == 4, "halved at most"
+    assert kpa_count(next_plan(fresh(replicas_max=8), s(60), kpa_view(*[700.0] * 60, end_s=60, ready=2))) == 8
 
 
 def test_the_last_replica_goes_after_its_own_delay(kpa_view: Seen) -> None:
     policy = fresh()
     none = [0.0] * 60
-    assert kpa_count(policy.plan(s(60), kpa_view(*none, end_s=60, ready=1))) == 1
-    plan = policy.plan(s(80), kpa_view(*none, end_s=80, ready=1))
+    assert kpa_count(next_plan(policy, s(60), kpa_view(*none, end_s=60, ready=1))) == 1
+    plan = next_plan(policy, s(80), kpa_view(*none, end_s=80, ready=1))
     assert plan is not None
     assert kpa_count(plan) == 1
     assert "→ 1 replica, none in 10 s" in plan.why
-    assert kpa_count(policy.plan(s(90), kpa_view(*none, end_s=90, ready=1))) == 0
-    assert kpa_count(fresh(replicas_min=1).plan(s(60), kpa_view(*none, end_s=60, ready=1))) == 1
+    assert kpa_count(next_plan(policy, s(90), kpa_view(*none, end_s=90, ready=1))) == 0
+    assert kpa_count(next_plan(fresh(replicas_min=1), s(60), kpa_view(*none, end_s=60, ready=1))) == 1
 
 
 def test_a_request_in_between_starts_the_delay_anew(kpa_view: Seen) -> None:
     policy = fresh()
     none = [0.0] * 60
-    policy.plan(s(60), kpa_view(*none, end_s=60, ready=1))
-    policy.plan(s(80), kpa_view(*none[:-1], 1.0, end_s=80, ready=1))
-    assert kpa_count(policy.plan(s(140), kpa_view(*none, end_s=140, ready=1))) == 1
-    assert kpa_count(policy.plan(s(170), kpa_view(*none, end_s=170, ready=1))) == 0
+    next_plan(policy, s(60), kpa_view(*none, end_s=60, ready=1))
+    next_plan(policy, s(80), kpa_view(*none[:-1], 1.0, end_s=80, ready=1))
+    assert kpa_count(next_plan(policy, s(140), kpa_view(*none, end_s=140, ready=1))) == 1
+    assert kpa_count(next_plan(policy, s(170), kpa_view(*none, end_s=170, ready=1))) == 0
 
 
 def test_whoever_waits_gets_a_replica_at_once(stage: Stage, view: View, visit: Callable[..., Visit]) -> None:
     waiting = stage(*at_once(*[0.0] * 60, end_s=60), queue=[visit(1, arrived_ms=60_000)])
-    assert kpa_count(fresh().plan(s(60), view(waiting))) == 1
+    assert kpa_count(next_plan(fresh(), s(60), view(waiting))) == 1
 
 
 def cold_start(stage: Stage, view: View, replica: Replica, visit: Callable[..., Visit], policy: Kpa) -> list[int]:
@@ -302,7 +306,7 @@ def cold_start(stage: Stage, view: View, replica: Replica, visit: Callable[..., 
             replicas=[replica(1, life, since_ns=s(10) if now_s >= 10 else 0)] if now_s else [],
         )
         if now_s % 2 == 0:
-            counts.append(kpa_count(policy.plan(s(now_s), view(shown))))
+            counts.append(kpa_count(next_plan(policy, s(now_s), view(shown))))
     return counts
 
 
@@ -317,18 +321,18 @@ def test_a_backlog_that_stays_a_stable_window_is_demand(
 ) -> None:
     policy, queue = fresh(), [visit(number) for number in range(300)]
     starting = stage(*at_once(*[300.0] * 10, end_s=10), queue=queue, replicas=[replica(1, Life.STARTING)])
-    assert kpa_count(policy.plan(s(10), view(starting))) == 1
+    assert kpa_count(next_plan(policy, s(10), view(starting))) == 1
     for now_s in (12, 72):
         shown = stage(*at_once(*[300.0] * min(60, now_s), end_s=now_s), queue=queue, replicas=[replica(1)])
-        assert kpa_count(policy.plan(s(now_s), view(shown))) == 1
+        assert kpa_count(next_plan(policy, s(now_s), view(shown))) == 1
     for now_s in (74, 82):
         shown = stage(*at_once(*[300.0] * 60, end_s=now_s), queue=queue, replicas=[replica(1)])
-        last = kpa_count(policy.plan(s(now_s), view(shown)))
+        last = kpa_count(next_plan(policy, s(now_s), view(shown)))
     assert last > 1
 
 
 def test_without_a_cold_start_the_same_backlog_is_demand(kpa_view: Seen) -> None:
-    assert kpa_count(fresh().plan(s(60), kpa_view(*[300.0] * 60, end_s=60, ready=1))) == 43
+    assert kpa_count(next_plan(fresh(), s(60), kpa_view(*[300.0] * 60, end_s=60, ready=1))) == 43
 
 
 @pytest.mark.parametrize(

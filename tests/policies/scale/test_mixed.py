@@ -20,6 +20,7 @@ from sloop.profile.profile import Amdahl, DeviceSharing, LatencyTable, Profile, 
 from sloop.testing.views import make_belief, make_node, make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import NodeState, Path, Plan, ReplicaId
+from tests.asked import next_plan
 
 CPU = Profile(latency_ms=LatencyTable({1: {8: 40}, 2: {8: 60}, 4: {8: 100}, 8: {8: 180}}), max_batch=8, max_cores=8)
 """At most 44 requests/s in 180 ms."""
@@ -73,7 +74,7 @@ def exact(**changes: Any) -> Mixed:
 
 
 def planned(policy: Mixed, view: ClusterView, now_s: float = 0) -> Plan:
-    plan = policy.plan(s(now_s), view)
+    plan: Plan | None = next_plan(policy, s(now_s), view)
     assert plan is not None
     return plan
 
@@ -397,7 +398,7 @@ def test_a_kind_that_could_be_rented_has_a_price() -> None:
     """Without one it would seem to be the cheapest."""
     priced, free = nodes_of(1, "c5.2xlarge", on_demand=True), nodes_of(1, "g4dn.xlarge", priced=False, on_demand=True)
     with pytest.raises(InputError, match=r"mixed rents the cheapest nodes, and g4dn\.xlarge has no price"):
-        exact().plan(0, seen(30, [*priced, *free]))
+        next_plan(exact(), 0, seen(30, [*priced, *free]))
     assert planned(exact(hardware=("c5.2xlarge",)), seen(30, [*priced, *free])).stages
     always = nodes_of(1, "g4dn.xlarge", priced=False)
     assert mix(planned(exact(), seen(30, [*priced, *always]))) == {"g4dn.xlarge": 1}, "it is there anyway"
@@ -429,8 +430,8 @@ def test_without_room_for_any_replica_the_plan_stays() -> None:
 def test_nothing_new_while_nothing_changes() -> None:
     policy = exact()
     plan = planned(policy, seen(500))
-    assert policy.plan(s(1), seen(500, plan=plan)) is None
-    assert policy.plan(s(2), seen(700, plan=plan)) is not None
+    assert next_plan(policy, s(1), seen(500, plan=plan)) is None
+    assert next_plan(policy, s(2), seen(700, plan=plan)) is not None
 
 
 def test_replicas_are_added_to_those_there_unless_another_mix_saves_more_than_its_start() -> None:
@@ -448,7 +449,7 @@ def test_a_lower_rate_counts_when_it_has_lasted() -> None:
     plan = planned(policy, seen(900))
     assert mix(plan) == {"g4dn.xlarge": 2}
     for second in range(1, 10):
-        assert policy.plan(s(second), seen(10, plan=plan)) is None
+        assert next_plan(policy, s(second), seen(10, plan=plan)) is None
     assert mix(planned(policy, seen(10, plan=plan), 10)) == {"r5.large": 2}
 
 

@@ -20,6 +20,7 @@ from sloop.systems.registry import build
 from sloop.systems.setup import set_up
 from sloop.testing.views import make_belief, make_node, make_stage, make_view
 from sloop.vocabulary import Group, ReplicaSpec, Slot, StagePlan
+from tests.asked import next_plan
 
 
 def on(hardware: str, cores: float, stage: str = "stage", variant: str = "v") -> ReplicaSpec:
@@ -30,7 +31,7 @@ def test_the_same_for_every_stage_but_where_it_says_otherwise(
     stage: Callable[..., StageView], view: Callable[..., ClusterView]
 ) -> None:
     policy = Static(replicas=2, cores=8, stages={"second": StaticStage(cores=0.5, batch_max=1)})
-    plan = policy.plan(0, view(stage(name="first"), stage(name="second")))
+    plan = next_plan(policy, 0, view(stage(name="first"), stage(name="second")))
     assert plan is not None
     assert plan.feasible
     assert plan.stages == (
@@ -64,7 +65,7 @@ def test_a_fixed_mix_of_kinds() -> None:
             )
         },
     )
-    plan = policy.plan(0, make_view(kinds(), nodes=(CPU, GPU)))
+    plan = next_plan(policy, 0, make_view(kinds(), nodes=(CPU, GPU)))
     assert plan is not None
     gpu = Slot(4, "g4dn.xlarge", "T4")
     assert plan.stages == (
@@ -82,7 +83,7 @@ def test_a_fixed_mix_of_kinds() -> None:
 
 def test_one_kind_for_all_stages_or_one_for_each() -> None:
     def used(policy: Static, *stages: StageView) -> list[str]:
-        plan = policy.plan(0, make_view(*stages, nodes=(CPU, GPU)))
+        plan = next_plan(policy, 0, make_view(*stages, nodes=(CPU, GPU)))
         assert plan is not None
         return [target.groups[0].spec.slot.hardware for target in plan.stages]
 
@@ -105,11 +106,11 @@ def test_mistakes_in_groups_are_named() -> None:
         return Static(stages={"stage": StaticStage(groups=groups)})
 
     with pytest.raises(InputError, match=r"no node has hardware 'c4.large'\nhelp: the cluster has c5.2xlarge and g4dn"):
-        static(StaticGroup(hardware="c4.large")).plan(0, view)
+        next_plan(static(StaticGroup(hardware="c4.large")), 0, view)
     with pytest.raises(InputError, match=r"stage stage has no variant 'w' on g4dn.xlarge"):
-        static(StaticGroup(hardware="g4dn.xlarge", variant="w")).plan(0, view)
+        next_plan(static(StaticGroup(hardware="g4dn.xlarge", variant="w")), 0, view)
     with pytest.raises(InputError, match="two groups of stage stage are the same replicas of v"):
-        static(StaticGroup(), StaticGroup(hardware="c5.2xlarge", batch_max=2)).plan(0, view)
+        next_plan(static(StaticGroup(), StaticGroup(hardware="c5.2xlarge", batch_max=2)), 0, view)
     with pytest.raises(InputError, match="both 'replicas' and 'groups'"):
         StaticStage(replicas=2, groups=(StaticGroup(),))
     with pytest.raises(InputError, match=r"stages\.stage\.groups\[0\]\.cores: must be a number above 0"):
@@ -118,7 +119,7 @@ def test_mistakes_in_groups_are_named() -> None:
 
 def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], view: Callable[..., ClusterView]) -> None:
     with pytest.raises(InputError, match="no stage 'third'\nhelp: the application's stages are stage"):
-        Static(stages={"third": StaticStage()}).plan(0, view(stage()))
+        next_plan(Static(stages={"third": StaticStage()}), 0, view(stage()))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def placement(stage: str, **changes: Any) -> StaticPlacement:
 
 def test_placements_say_where_replicas_are() -> None:
     policy = Static(placements=(placement("a", rate_rps=10.0), placement("b", share=0.25, replicas=1)))
-    plan = policy.plan(0, placed_view())
+    plan = next_plan(policy, 0, placed_view())
     assert plan is not None
     (a,), (b,) = (target.groups for target in plan.stages)
     assert (a.spec.node, a.spec.device, a.spec.slot.share, a.batch_max, a.rate_rps) == ("gpu-0", "T4", 0.5, 4, 10.0)
@@ -187,7 +188,7 @@ def test_placements_say_where_replicas_are() -> None:
 )
 def test_placements_that_do_not_fit_are_refused(placements: list[StaticPlacement], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        Static(placements=tuple(placements)).plan(0, placed_view())
+        next_plan(Static(placements=tuple(placements)), 0, placed_view())
 
 
 def test_a_share_above_the_whole_device_is_refused() -> None:
@@ -271,13 +272,13 @@ def test_a_placement_is_for_the_application_that_its_stage_names() -> None:
 
 def test_cores_that_are_only_reserved() -> None:
     groups = (StaticGroup(replicas=3, cores=0.5, is_capped=False), StaticGroup(cores=2))
-    plan = Static(stages={"stage": StaticStage(groups=groups)}).plan(0, make_view(kinds(), nodes=(CPU,)))
+    plan = next_plan(Static(stages={"stage": StaticStage(groups=groups)}), 0, make_view(kinds(), nodes=(CPU,)))
     assert plan is not None
     assert [(group.spec.slot, group.count) for group in plan.stages[0].groups] == [
         (Slot(0.5, "c5.2xlarge", is_capped=False), 3),
         (Slot(2, "c5.2xlarge"), 1),
     ]
     place = StaticPlacement("stage", "v", CPU.node.name, cores=0.5, is_capped=False)
-    placed = Static(placements=(place,)).plan(0, make_view(kinds(), nodes=(CPU,)))
+    placed = next_plan(Static(placements=(place,)), 0, make_view(kinds(), nodes=(CPU,)))
     assert placed is not None
     assert placed.stages[0].groups[0].spec.slot == Slot(0.5, "c5.2xlarge", is_capped=False)

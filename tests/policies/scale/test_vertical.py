@@ -17,6 +17,7 @@ from sloop.sim.scenarios import run_scenario
 from sloop.testing.views import make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import Plan
+from tests.asked import next_plan
 
 FORMS = {"detect": Amdahl(148.8, 5.4, 37.5, -15.5), "classify": Amdahl(34.7, 19.5, 2.1, 14.3)}
 FIXED = Vertical(replicas_max=1, throughput="with_queue", margin=1.0)
@@ -49,31 +50,31 @@ def sizes(plan: Plan | None) -> list[tuple[float, int]]:
 
 def test_cores_up_and_down_with_the_rate() -> None:
     policy = Vertical(replicas_max=1, margin=1.0)
-    found = [sizes(policy.plan(0, seen(rate))) for rate in (5, 10, 20, 5, 0)]
+    found = [sizes(next_plan(policy, 0, seen(rate))) for rate in (5, 10, 20, 5, 0)]
     assert found == [[(1, 1), (1, 1)], [(2, 1), (1, 1)], [(6, 1), (1, 3)], [(1, 1), (1, 1)], [(1, 1), (1, 1)]]
 
 
 def test_beyond_what_they_carry_all_that_they_can() -> None:
-    plan = FIXED.plan(0, seen(40))
+    plan = next_plan(FIXED, 0, seen(40))
     assert sizes(plan) == [(8, 1), (3, 1)]
     assert plan is not None
     assert not plan.feasible
     assert plan.saturated == ("detect", "classify")
     assert plan.why.endswith("saturated: these carry 24")
-    few = sizes(FIXED.plan(0, seen(40, cores=4)))
+    few = sizes(next_plan(FIXED, 0, seen(40, cores=4)))
     assert sum(cores for cores, _ in few) <= 4, "the node bounds them"
 
 
 def test_before_anything_has_come() -> None:
-    assert sizes(Vertical(initial_batch=4).plan(0, seen(-1))) == [(1, 4), (1, 4)]
+    assert sizes(next_plan(Vertical(initial_batch=4), 0, seen(-1))) == [(1, 4), (1, 4)]
 
 
 def test_a_deadline_that_nothing_keeps() -> None:
-    first = FIXED.plan(0, seen(10, slo_ms=60))
+    first = next_plan(FIXED, 0, seen(10, slo_ms=60))
     assert first is not None
     assert not first.feasible
     assert "6 ms more than the 60 ms" in first.why
-    again = FIXED.plan(0, seen(10, slo_ms=60, plan=structs.replace(first, why="kept", feasible=True)))
+    again = next_plan(FIXED, 0, seen(10, slo_ms=60, plan=structs.replace(first, why="kept", feasible=True)))
     assert again is not None
     assert again.stages == first.stages
     assert not again.feasible
@@ -81,9 +82,9 @@ def test_a_deadline_that_nothing_keeps() -> None:
 
 def test_what_requests_lose_on_the_network_is_made_up_with_cores() -> None:
     policy = Vertical(replicas_max=1)
-    near, far = (sizes(policy.plan(0, seen(4, slack_ms=slack))) for slack in ((780.0, 780.0), (780.0, 300.0)))
+    near, far = (sizes(next_plan(policy, 0, seen(4, slack_ms=slack))) for slack in ((780.0, 780.0), (780.0, 300.0)))
     assert sum(cores for cores, _ in near) < sum(cores for cores, _ in far)
-    assert sizes(policy.plan(0, seen(4, slack_ms=(780.0, 20.0)))) == near, "nothing could answer that one in time"
+    assert sizes(next_plan(policy, 0, seen(4, slack_ms=(780.0, 20.0)))) == near, "nothing could answer that one in time"
 
 
 @pytest.mark.parametrize(

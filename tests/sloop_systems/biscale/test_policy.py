@@ -17,7 +17,8 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Node, Path, Plan, ReplicaId
-from sloop_systems.biscale.policy import Biscale
+from sloop_systems.biscale.policy import Biscale, BiscaleMemory
+from tests.asked import next_plan, remember
 
 OD = Amdahl(148.81709977526535, 5.432908755854746, 37.49369666805188, -15.475937098807677)
 OC = Amdahl(34.69333807478468, 19.478793326347812, 2.058115261491216, 14.259440042600422)
@@ -79,7 +80,7 @@ class Scene:
         answer = None
         for _ in range(times):
             self.rates.append(rate_rps)
-            answer = self.policy.plan(s(len(self.rates)), self.view(forecast_rps))
+            answer = next_plan(self.policy, s(len(self.rates)), self.view(forecast_rps))
             if answer is not None:
                 self.plan = answer
                 self._obey(answer)
@@ -115,7 +116,7 @@ class Scene:
 def calm(policy: Biscale | None = None, rate_rps: float = 5, **other: Any) -> Scene:
     """A cluster that has settled at a rate."""
     scene = Scene(policy or Biscale(cores_max=8), **other)
-    scene.policy.plan(0, scene.view(None))
+    next_plan(scene.policy, 0, scene.view(None))
     for _ in range(3):
         scene.step(rate_rps, times=7)
         scene.ready()
@@ -211,7 +212,7 @@ def test_a_rise_that_is_foreseen_keeps_replicas_as_they_are() -> None:
 def test_equal_is_stricter_than_enough() -> None:
     enough, equal = (calm(Biscale(cores_max=8, settle=0, stable=rule), rate_rps=20) for rule in ("ge", "equal"))
     for scene in (enough, equal):
-        scene.policy._memory.steady = 0
+        remember(scene.policy, BiscaleMemory())
         scene.rates = [20.0] * 12
     assert enough.step(20, 5) is not None
     equal_reference = Biscale(cores_max=8, settle=0, stable="equal", reference="now")

@@ -23,6 +23,7 @@ from sloop.testing.views import make_view
 from sloop.units import s
 from sloop.vocabulary import NodeState, Path, Plan
 from sloop_systems.colocation.policy import Colocate, Igniter, Usher
+from tests.asked import next_plan
 from tests.policies.scale.shared import CPU, contents, planned, rented, stage_of, v100_nodes
 from tests.systems.planning import scene as planning
 
@@ -80,7 +81,7 @@ def test_groups_can_be_pinned() -> None:
     plan = planned(Usher(batches=BATCHES, groups=groups, rescue=False), view)
     assert "793.6 requests/s; groups resnet50 + gpt2 + bert; vgg19 + mobilenet_v2;" in plan.why
     with pytest.raises(InputError, match="groups: no stage 'bret'"):
-        Usher(groups=(("bret",),)).plan(0, view)
+        next_plan(Usher(groups=(("bret",),)), 0, view)
 
 
 def test_igniter() -> None:
@@ -160,7 +161,7 @@ def test_a_plan_stays_while_rates_are_near(policy: Any) -> None:
     policy = replace(policy)
     nodes = v100_nodes(5)
     plan = planned(policy, view_of(VISION, 400, 200, nodes))
-    assert policy.plan(s(10), view_of(VISION, 430, 200, nodes, plan)) is None
+    assert next_plan(policy, s(10), view_of(VISION, 430, 200, nodes, plan)) is None
     more = planned(policy, view_of(VISION, 800, 200, nodes, plan), 20)
     assert contents(more) != contents(plan)
 
@@ -225,7 +226,7 @@ def test_harbor_plans_again_when_it_has_measured() -> None:
     view = view_of(VISION, 580, 150, v100_nodes(4))
     before = planned(policy, view)
     view = replace(view, plan=before)
-    assert policy.plan(s(10), view) is None
+    assert next_plan(policy, s(10), view) is None
     after = planned(policy, taught(view, dict.fromkeys(VISION, 1.0)), 20)
     assert expected_rps(after) > 1.02 * expected_rps(before)
 
@@ -320,11 +321,11 @@ def test_a_model_that_fits_on_lost_nodes_only_waits_for_them(policy: Any) -> Non
     nodes = [gpu_node("a", 2), gpu_node("b", 4)]
     before = planned(policy, make_view(*stages, nodes=nodes, rates=rates))
     lost = [nodes[0], replace(nodes[1], state=NodeState.LOST)]
-    after = policy.plan(s(10), make_view(*stages, nodes=lost, rates=rates, plan=before))
+    after = next_plan(policy, s(10), make_view(*stages, nodes=lost, rates=rates, plan=before))
     assert [[group.spec.node for group in target.groups if group.count] for target in after.stages] == [["a"], []]
     assert "m1" in after.saturated
     with pytest.raises(InputError, match="m1 fits on no device") if not isinstance(policy, Igniter) else nullcontext():
-        replace(policy).plan(0, make_view(*stages, nodes=nodes[:1], rates=rates))
+        next_plan(replace(policy), 0, make_view(*stages, nodes=nodes[:1], rates=rates))
 
 
 @pytest.mark.parametrize("policy", [Colocate(), Usher(), Harbor()], ids=lambda each: type(each).__name__)
@@ -348,7 +349,7 @@ def test_a_model_that_fits_on_no_device_is_refused() -> None:
     stage = stage_of("m", 400, ("p3.2xlarge", huge))
     for policy in POLICIES:
         with pytest.raises(InputError, match="m fits on no device: it needs 125 % of the memory of a V100"):
-            replace(policy).plan(0, make_view(stage, nodes=v100_nodes(1), rates={"m": 10}))
+            next_plan(replace(policy), 0, make_view(stage, nodes=v100_nodes(1), rates={"m": 10}))
 
 
 def replace_profile(profile: Profile, **changes: Any) -> Profile:
@@ -359,7 +360,7 @@ def test_a_profile_that_does_not_say_what_it_takes_is_refused_or_alone() -> None
     silent = replace_profile(PUBLISHED["resnet50-V100"], sharing=None)
     view = make_view(stage_of("m", 400, ("p3.2xlarge", silent)), nodes=v100_nodes(1), rates={"m": 10})
     with pytest.raises(InputError, match="the profile of m on V100 has no sm_use"):
-        Colocate().plan(0, view)
+        next_plan(Colocate(), 0, view)
     assert len(planned(Harbor(), view).stages[0].groups) == 1
     alone = planned(Igniter(), view)
     assert contents(alone) == [["m b128"]], "111 ms are within half of its deadline"
@@ -371,24 +372,24 @@ def test_no_model_fits_on_a_device_whose_memory_is_all_but_nothing() -> None:
     nodes = [replace(view, devices=(DeviceView(device, 1.0, 0, 48),)) for view in v100_nodes(1, devices=(device,))]
     for policy in POLICIES:
         with pytest.raises(InputError, match=r"resnet50 fits on no device: it needs .* of the memory of a V100"):
-            replace(policy).plan(0, view_of(["resnet50"], 100, 200, nodes))
+            next_plan(replace(policy), 0, view_of(["resnet50"], 100, 200, nodes))
     many = view_of(("alexnet", "resnet50"), 100, 200, nodes, suffix="-V100-TensorRT")
-    assert Igniter().plan(0, many) is not None
+    assert next_plan(Igniter(), 0, many) is not None
 
 
 def test_a_refusal_names_each_kind_of_device_once() -> None:
     stages, rates = small_stages(Harbor(), 1)
     nodes = [gpu_node("a", 0), gpu_node("b", 0, 0)]
     with pytest.raises(InputError, match=r"of the memory of a V100(?! or)"):
-        Harbor(batches=BATCHES).plan(0, make_view(*stages, nodes=nodes, rates=rates))
+        next_plan(Harbor(batches=BATCHES), 0, make_view(*stages, nodes=nodes, rates=rates))
 
 
 def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:
     view = view_of(("resnet50",), 100, 200, v100_nodes(1))
     with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):
-        Harbor(hardware=("g4dn.xlarge",)).plan(0, view)
+        next_plan(Harbor(hardware=("g4dn.xlarge",)), 0, view)
     with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):
-        Usher(hardware="g4dn.xlarge").plan(0, view)
+        next_plan(Usher(hardware="g4dn.xlarge"), 0, view)
 
 
 # As told to users
@@ -417,7 +418,7 @@ def test_each_reason_names_its_own_stage_only() -> None:
 def test_plans_fit_and_are_repeatable(policy: Any, rates: dict[str, float], count: int, slo_ms: float) -> None:
     view = view_of(tuple(rates), rates, slo_ms, v100_nodes(count))
     plan = planned(replace(policy), view)
-    assert plan == replace(policy).plan(0, view)
+    assert plan == next_plan(replace(policy), 0, view)
     for target in plan.stages:
         rate = max(rates[target.stage], 0.1)
         own = [group for group in target.groups if group.rate_rps]

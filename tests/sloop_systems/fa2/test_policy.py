@@ -31,6 +31,7 @@ from sloop_systems.fa2.policy import (
     equal_replicas_problem,
 )
 from sloop_systems.fa2.solver import Fa2Choice, Fa2Solution
+from tests.asked import next_plan
 
 
 def published(
@@ -63,7 +64,7 @@ def chain(beliefs: Sequence[Estimate], rate_rps: float, slo_ms: float, **more: A
 
 
 def test_the_published_application() -> None:
-    plan = Fa2().plan(0, published(30))
+    plan = next_plan(Fa2(), 0, published(30))
     assert plan is not None
     assert sum(counts(plan)) == 17
     assert plan.feasible
@@ -76,11 +77,11 @@ def test_the_published_application() -> None:
 
 
 def test_six_paths_that_meet() -> None:
-    assert sum(counts(Fa2().plan(0, published(24, paths=6)))) == 42
+    assert sum(counts(next_plan(Fa2(), 0, published(24, paths=6)))) == 42
 
 
 def test_at_rest_one_of_each() -> None:
-    plan = Fa2().plan(0, published(0))
+    plan = next_plan(Fa2(), 0, published(0))
     assert plan is not None
     assert set(counts(plan)) == {1}
     assert {target.batch_max for target in plan.stages} == {1}
@@ -89,19 +90,21 @@ def test_at_rest_one_of_each() -> None:
 
 def test_before_anything_was_seen_it_believes_what_it_is_told() -> None:
     shown = chain([make_belief()], 0.0, 1000)
-    assert counts(Fa2().plan(0, shown)) == [1]
-    assert counts(Fa2(initial_rps=20).plan(0, shown)) == counts(Fa2().plan(0, chain([make_belief()], 20.0, 1000)))
+    assert counts(next_plan(Fa2(), 0, shown)) == [1]
+    assert counts(next_plan(Fa2(initial_rps=20), 0, shown)) == counts(
+        next_plan(Fa2(), 0, chain([make_belief()], 20.0, 1000))
+    )
 
 
 def test_fractions_of_a_core_are_smaller_replicas() -> None:
-    plan = Fa2(cores=0.5).plan(0, chain([make_belief()], 3.0, 2000))
+    plan = next_plan(Fa2(cores=0.5), 0, chain([make_belief()], 3.0, 2000))
     assert plan is not None
     assert plan.stages[0].groups[0].spec.cores == 0.5
     assert "replica of 0.5 cores" in plan.why or "replicas of 0.5 cores" in plan.why
 
 
 def test_replicas_are_no_larger_than_the_largest_node() -> None:
-    plan = Fa2().plan(0, chain([make_belief()], 1.0, 5000, cores=0.5))
+    plan = next_plan(Fa2(), 0, chain([make_belief()], 1.0, 5000, cores=0.5))
     assert plan is not None
     assert plan.stages[0].groups[0].spec.cores == 0.5
 
@@ -109,7 +112,7 @@ def test_replicas_are_no_larger_than_the_largest_node() -> None:
 def test_a_deadline_below_the_time_alone_is_said_and_demand_followed() -> None:
     own = make_belief()
     alone_ms = own.costs_ns(own.slot(1.0))[1] / 1e6
-    plan = Fa2().plan(0, chain([own, own], 20.0, 100))
+    plan = next_plan(Fa2(), 0, chain([own, own], 20.0, 100))
     assert plan is not None
     assert not plan.feasible
     assert {target.batch_max for target in plan.stages} == {1}
@@ -119,37 +122,37 @@ def test_a_deadline_below_the_time_alone_is_said_and_demand_followed() -> None:
 
 
 def test_what_the_nodes_do_not_hold_is_cut_down_evenly() -> None:
-    plan = Fa2().plan(0, published(60, cores=20))
+    plan = next_plan(Fa2(), 0, published(60, cores=20))
     assert plan is not None
     assert not plan.feasible
     assert 15 <= sum(counts(plan)) <= 20
     assert plan.why.startswith("the nodes hold 20 replicas, enough for ")
-    plan = Fa2().plan(0, published(60, cores=3))
+    plan = next_plan(Fa2(), 0, published(60, cores=3))
     assert set(counts(plan)) == {1}
 
 
 def test_a_solver_that_gives_up_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Fa2().plan(0, published(12, paths=6))
+    before = next_plan(Fa2(), 0, published(12, paths=6))
     assert before is not None
     monkeypatch.setattr(solver, "_by_forests", lambda *_: None)
     monkeypatch.setattr(solver, "cheapest_by_milp", lambda *_, **__: budget.GAVE_UP)
     monkeypatch.setattr(policy, "_solution", policy._solution.__wrapped__)  # other tests have solved it
-    plan = Fa2().plan(0, published(24, paths=6, plan=before))
+    plan = next_plan(Fa2(), 0, published(24, paths=6, plan=before))
     assert plan is not None
     assert plan.stages == before.stages
     assert not plan.feasible
     assert plan.gave_up
     assert plan.why == "the solver gave up after 2000 nodes: kept as it was"
-    first = Fa2().plan(0, published(24, paths=6))
+    first = next_plan(Fa2(), 0, published(24, paths=6))
     assert first is not None
     assert not first.feasible
     assert sum(counts(first)) == 54, "one at a time, at least"
 
 
 def test_headroom_and_margin_cost_replicas() -> None:
-    plain = sum(counts(Fa2().plan(0, published(30))))
-    assert sum(counts(Fa2(headroom=0.2).plan(0, published(30)))) > plain
-    assert sum(counts(Fa2(margin=0.6).plan(0, published(30)))) > plain
+    plain = sum(counts(next_plan(Fa2(), 0, published(30))))
+    assert sum(counts(next_plan(Fa2(headroom=0.2), 0, published(30)))) > plain
+    assert sum(counts(next_plan(Fa2(margin=0.6), 0, published(30)))) > plain
 
 
 def test_variants_are_the_first_unless_named() -> None:
@@ -160,7 +163,7 @@ def test_variants_are_the_first_unless_named() -> None:
     shown = make_view(*stages, rates={"a": 1.0, "b": 1.0})
 
     def named(policy: Fa2) -> list[str]:
-        plan = policy.plan(0, shown)
+        plan = next_plan(policy, 0, shown)
         assert plan is not None
         return [target.groups[0].spec.variant for target in plan.stages]
 
@@ -284,8 +287,8 @@ def views(draw: st.DrawFn) -> ClusterView:
 def test_any_graph_has_a_plan(name: str, view: ClusterView) -> None:
     assert name in POLICIES["scale"]
     policy: Any = build("scale", name, {})
-    plan = policy.plan(0, view)
-    assert plan == build("scale", name, {}).plan(0, view)  # type: ignore[attr-defined]
+    plan = next_plan(policy, 0, view)
+    assert plan == next_plan(build("scale", name, {}), 0, view)
     assert plan.why
     assert [target.stage for target in plan.stages] == [stage.name for stage in view.stages]
     problem: EqualReplicasProblem = problem_of(view, Fa2())
@@ -304,8 +307,8 @@ def test_any_graph_has_a_plan(name: str, view: ClusterView) -> None:
 
 
 def test_ds2_has_replicas_by_rate_alone() -> None:
-    assert sizes(Ds2().plan(0, two_stages(0.0))) == [(1, 1), (1, 1)]
-    plan = Ds2().plan(0, two_stages(30.0))
+    assert sizes(next_plan(Ds2(), 0, two_stages(0.0))) == [(1, 1), (1, 1)]
+    plan = next_plan(Ds2(), 0, two_stages(30.0))
     assert sizes(plan) == [(2, 1), (6, 1)]
     assert plan is not None
     assert plan.feasible
@@ -316,7 +319,7 @@ def test_ds2_has_replicas_by_rate_alone() -> None:
 
 
 def test_deadlines_of_ds2_change_nothing_but_the_verdict() -> None:
-    plan = Ds2().plan(0, two_stages(30.0, slo_ms=100))
+    plan = next_plan(Ds2(), 0, two_stages(30.0, slo_ms=100))
     assert sizes(plan) == [(2, 1), (6, 1)]
     assert plan is not None
     assert not plan.feasible
@@ -324,15 +327,15 @@ def test_deadlines_of_ds2_change_nothing_but_the_verdict() -> None:
 
 
 def test_more_than_the_nodes_hold_is_said() -> None:
-    plan = Ds2().plan(0, two_stages(30.0, cores=4))
+    plan = next_plan(Ds2(), 0, two_stages(30.0, cores=4))
     assert plan is not None
     assert not plan.feasible
     assert plan.why.endswith("; the nodes hold 4 replicas")
 
 
 def test_inferline_the_first_takes_the_time_and_the_second_pays() -> None:
-    assert sizes(Inferline().plan(0, two_stages(0.0))) == [(1, 1), (1, 1)]
-    plan = Inferline().plan(0, two_stages(30.0, slo_ms=600))
+    assert sizes(next_plan(Inferline(), 0, two_stages(0.0))) == [(1, 1), (1, 1)]
+    plan = next_plan(Inferline(), 0, two_stages(30.0, slo_ms=600))
     assert sizes(plan) == [(1, 8), (6, 1)]
     assert plan is not None
     assert plan.feasible
@@ -341,18 +344,18 @@ def test_inferline_the_first_takes_the_time_and_the_second_pays() -> None:
 
 def test_fa2s_replicas_and_batches_by_share() -> None:
     """Shares of 1000 ms are 200 and 800: batches of more than 8 would fit."""
-    assert sizes(Grandslam().plan(0, two_stages(0.0))) == [(1, 1), (1, 1)]
+    assert sizes(next_plan(Grandslam(), 0, two_stages(0.0))) == [(1, 1), (1, 1)]
     own, others = (
-        sizes(Grandslam().plan(0, two_stages(30.0))),
-        sizes(Fa2().plan(0, two_stages(30.0))),
+        sizes(next_plan(Grandslam(), 0, two_stages(30.0))),
+        sizes(next_plan(Fa2(), 0, two_stages(30.0))),
     )
     assert [count for count, _ in own] == [count for count, _ in others]
     assert [batch for _, batch in own] == [8, 8]
-    assert [batch for _, batch in sizes(Grandslam().plan(0, two_stages(30.0, slo_ms=350)))] == [3, 3]
+    assert [batch for _, batch in sizes(next_plan(Grandslam(), 0, two_stages(30.0, slo_ms=350)))] == [3, 3]
 
 
 def test_where_fa2_has_no_answer_it_takes_what_the_rate_needs() -> None:
-    plan = Grandslam().plan(0, two_stages(30.0, slo_ms=100))
+    plan = next_plan(Grandslam(), 0, two_stages(30.0, slo_ms=100))
     assert sizes(plan) == [(2, 1), (6, 1)]
     assert plan is not None
     assert not plan.feasible
@@ -360,7 +363,7 @@ def test_where_fa2_has_no_answer_it_takes_what_the_rate_needs() -> None:
 
 def test_it_has_fa2s_replicas_also_where_the_nodes_hold_fewer_than_it_takes() -> None:
     seen = two_stages(30.0, cores=5)
-    own, others = sizes(Grandslam().plan(0, seen)), sizes(Fa2().plan(0, seen))
+    own, others = sizes(next_plan(Grandslam(), 0, seen)), sizes(next_plan(Fa2(), 0, seen))
     assert [count for count, _ in own] == [count for count, _ in others]
     assert sum(count for count, _ in own) <= 5
 
@@ -375,20 +378,20 @@ def replica_count(plan: Plan | None) -> int:
 
 
 def test_starts_from_what_it_is_told() -> None:
-    plan = Fa2Single().plan(0, make_view(make_stage()))
+    plan = next_plan(Fa2Single(), 0, make_view(make_stage()))
     assert plan is not None
     assert plan.stages == (StagePlan("stage", (Group(ReplicaSpec("stage", "v", Slot(1.0, "local")), 1),), 1),)
-    assert replica_count(Fa2Single(initial=4).plan(0, make_view(make_stage()))) == 4
+    assert replica_count(next_plan(Fa2Single(initial=4), 0, make_view(make_stage()))) == 4
 
 
 def test_more_replicas_for_less_time() -> None:
     counts = [
-        replica_count(Fa2Single().plan(s(1), make_view(make_stage(second(slack_ms)))))
+        replica_count(next_plan(Fa2Single(), s(1), make_view(make_stage(second(slack_ms)))))
         for slack_ms in (990, 900, 800, 700)
     ]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
-    plan = Fa2Single().plan(s(1), make_view(make_stage(second(990))))
+    plan = next_plan(Fa2Single(), s(1), make_view(make_stage(second(990))))
     assert plan is not None
     assert plan.why == (
         "20 requests/s, tightest budget 990 ms → 5 replicas, batch 1: 166 ms + 4 × 166 ms + 10 ms of network < 900 ms"
@@ -396,9 +399,9 @@ def test_more_replicas_for_less_time() -> None:
 
 
 def test_keeps_the_plan_where_no_count_holds() -> None:
-    before = Fa2Single(initial=3).plan(0, make_view(make_stage()))
+    before = next_plan(Fa2Single(initial=3), 0, make_view(make_stage()))
     assert before is not None
-    plan = Fa2Single().plan(s(1), make_view(make_stage(second(100)), plan=before))
+    plan = next_plan(Fa2Single(), s(1), make_view(make_stage(second(100)), plan=before))
     assert plan is not None
     assert plan.stages == before.stages
     assert not plan.feasible
@@ -407,8 +410,8 @@ def test_keeps_the_plan_where_no_count_holds() -> None:
 
 def test_hysteresis_keeps_the_largest_of_the_last_decisions() -> None:
     policy, easy, hard = Fa2Single(hysteresis=2), make_view(make_stage(second(990))), make_view(make_stage(second(700)))
-    small, large = replica_count(Fa2Single().plan(0, easy)), replica_count(Fa2Single().plan(0, hard))
-    assert [replica_count(policy.plan(s(at), seen)) for at, seen in enumerate([easy, hard, easy, easy])] == [
+    small, large = replica_count(next_plan(Fa2Single(), 0, easy)), replica_count(next_plan(Fa2Single(), 0, hard))
+    assert [replica_count(next_plan(policy, s(at), seen)) for at, seen in enumerate([easy, hard, easy, easy])] == [
         small,
         large,
         large,

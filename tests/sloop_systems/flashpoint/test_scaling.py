@@ -18,8 +18,9 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.systems import build_system
 from sloop.testing.views import make_arrivals, make_belief, make_replica, make_stage, make_view
 from sloop.units import NS_PER_S, interpolated_quantile, ms, s
-from sloop.vocabulary import Life
+from sloop.vocabulary import Life, Plan
 from sloop_systems.flashpoint.policy import AtollRate, ReactiveScale, SageMaker, TorchServe
+from tests.asked import next_plan
 
 T5 = make_belief(Profile(latency_ms=Quadratic(0.0, 140.6, 0.0), max_batch=1, max_cores=1))
 BELIEFS = {("v", "local"): T5}
@@ -41,7 +42,7 @@ def waiting(mean_s: float, ready: int, starting: int = 0, rps: int = 50) -> Stag
 
 
 def count(policy: ReactiveScale | Hpa, stage: StageView, at_s: float = 60) -> int:
-    plan = policy.plan(s(at_s), make_view(stage))
+    plan: Plan | None = next_plan(policy, s(at_s), make_view(stage))
     assert plan is not None
     (target,) = plan.stages
     assert (target.batch_max, target.in_place) == (1, False)
@@ -65,7 +66,7 @@ def test_atoll_looks_at_its_window_only() -> None:
 
 
 def test_atoll_says_what_it_saw() -> None:
-    plan = AtollRate().plan(s(60), make_view(arrivals([57] * 60)))
+    plan = next_plan(AtollRate(), s(60), make_view(arrivals([57] * 60)))
     assert plan is not None
     assert plan.why == "stage: 57 requests/s in the busiest 1% of 60 s → 9 replicas (were 1)"
 
@@ -149,7 +150,7 @@ def test_batches_raise_what_a_replica_serves() -> None:
     """Batches of four take 40 ms: 100 requests/s."""
     belief = make_belief(Profile(latency_ms=Quadratic(0.0, 10.0, 0.0), max_batch=4, max_cores=1))
     stage = replace(make_arrivals(*[350] * 60), beliefs={("v", "local"): belief})
-    plan = AtollRate(batch_max=4).plan(s(60), make_view(stage))
+    plan = next_plan(AtollRate(batch_max=4), s(60), make_view(stage))
     assert plan is not None
     assert (plan.stages[0].groups[0].count, plan.stages[0].batch_max) == (4, 4)
 

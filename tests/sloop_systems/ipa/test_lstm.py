@@ -13,7 +13,7 @@ from sloop.errors import InputError
 from sloop.options import check_ranges
 from sloop.testing.views import make_arrivals
 from sloop.units import ms
-from sloop_systems.ipa.lstm import SHIPPED, Lstm, LstmNetwork, decoded, outputs, peaks_of
+from sloop_systems.ipa.lstm import SHIPPED, Lstm, LstmNetwork, _network, decoded, outputs, peaks_of
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 12))
@@ -108,7 +108,7 @@ def test_what_ships_foresees_a_level_near_itself(weights: str) -> None:
 
 
 def test_what_ships_is_what_was_published() -> None:
-    ipa, biscale = (Lstm(weights=weights)._network for weights in SHIPPED)
+    ipa, biscale = (_network(weights) for weights in SHIPPED)
     assert (ipa.bins, ipa.bin_s, ipa.horizon_s, ipa.units) == (12, 10, 20, 25)
     assert (biscale.bins, biscale.bin_s, biscale.horizon_s, biscale.units) == (6, 10, 10, 25)
 

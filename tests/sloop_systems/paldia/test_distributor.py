@@ -1,6 +1,6 @@
 """The batch policy: PALDIA's split of what waits, as it is executed by the core on a simulated device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sloop.actions import End, StartBatch
 from sloop.app.load import load_scenario
 from sloop.core.batching import AssumedDevice, AssumedQueue
-from sloop.core.views import SharedBatch
+from sloop.core.protocols import BatchDecision, deciding
+from sloop.core.views import BatchDevice, QueueView, SharedBatch
 from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.options import check_ranges
@@ -31,6 +32,7 @@ from sloop_systems.paldia.experiments.runs import world_of as trial_world
 from sloop_systems.paldia.policy import Hybrid
 from tests.sim.scene import records_of
 
+Deciding = Callable[[int, QueueView, BatchDevice], BatchDecision]
 RESIDENT = "work_conserving", "resident"
 
 
@@ -186,7 +188,7 @@ def test_requests_of_failed_batches_run_again_alone() -> None:
     assert set(outcomes) == {Outcome.SERVED, Outcome.FAILED}
 
 
-def sizes(policy: Hybrid, now_ns: int, waiting: int, idle: int, *running: int) -> tuple[int, ...]:
+def sizes(decide: Deciding, now_ns: int, waiting: int, idle: int, *running: int) -> tuple[int, ...]:
     """The batches that start at an instant on a device where batches of these sizes run; one of n takes n ms alone,
     four fill the bandwidth."""
     visits, busy = [make_visit(number) for number in range(waiting)], [SharedBatch("stage", size) for size in running]
@@ -199,7 +201,7 @@ def sizes(policy: Hybrid, now_ns: int, waiting: int, idle: int, *running: int) -
     while visits and idle > len(started):
         now_idle, now_running = idle - len(started), [*busy, *(SharedBatch("stage", size) for size in started)]
         device = AssumedDevice(8, costs_ns, law, largest, now_idle, now_running, ("n0", "d0"))
-        decision = policy.decide(now_ns, AssumedQueue(visits), device)
+        decision = decide(now_ns, AssumedQueue(visits), device)
         if not decision.count:
             break
         started.append(decision.count)
@@ -208,7 +210,7 @@ def sizes(policy: Hybrid, now_ns: int, waiting: int, idle: int, *running: int) -
 
 
 def test_a_split_is_kept_until_its_batches_have_started() -> None:
-    policy = Hybrid(lane="work_conserving")
+    policy = deciding(Hybrid(lane="work_conserving"))
     assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8), "four fill the bandwidth; the other 28 are queued"
     assert sizes(policy, 1, 28, 1, 8, 8, 8, 8) == ()
     assert sizes(policy, 2, 30, 2, 8, 8, 8) == (8,), "two that came belong to the next split"
@@ -218,20 +220,20 @@ def test_a_split_is_kept_until_its_batches_have_started() -> None:
 
 
 def test_a_split_takes_what_is_there_if_requests_were_dropped() -> None:
-    policy = Hybrid()
+    policy = deciding(Hybrid())
     assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8)
     assert sizes(policy, 1, 3, 5) == (3,)
 
 
 def test_what_was_planned_for_requests_that_are_gone_does_not_hold_for_others() -> None:
-    policy = Hybrid(lane="serial")
+    policy = deciding(Hybrid(lane="serial"))
     assert sizes(policy, 0, 60, 5) == (8, 8, 8, 8), "28 are queued"
     assert sizes(policy, 1, 1, 5) == (1,), "the others were dropped"
     assert sizes(policy, 2, 60, 5) == (8, 8, 8, 8), "not one after the other"
 
 
 def test_in_the_serial_lane_a_group_that_finds_the_device_busy_is_queued() -> None:
-    policy = Hybrid(lane="serial")
+    policy = deciding(Hybrid(lane="serial"))
     assert sizes(policy, 0, 20, 4, 8) == ()
     assert sizes(policy, 1, 24, 5) == (8,)
     assert sizes(policy, 2, 16, 4, 8) == ()

@@ -21,11 +21,12 @@ from sloop.profile.published import YOLOV5S_S
 from sloop.systems.registry import build
 from sloop.testing.views import make_belief, make_stage, make_view, make_visit
 from sloop.units import s
-from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaId, ReplicaSpec, Slot
 from sloop_systems.paldia import solver
 from sloop_systems.paldia.policy import Paldia
 from sloop_systems.paldia.published import PALDIA_MODELS, paldia_profiles
 from sloop_systems.paldia.solver import DeviceModel, HardwareRule
+from tests.asked import next_plan
 
 EC2 = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
 M60, K80, V100 = EC2[3:]
@@ -62,7 +63,7 @@ def view_of(
 
 def planned(policy: Paldia, view: ClusterView, now_s: float = 0) -> tuple[str, int, int]:
     """The kind of hardware, the number of replicas and the largest batch that the policy plans."""
-    plan = policy.plan(s(now_s), view)
+    plan = next_plan(policy, s(now_s), view)
     assert plan is not None
     [target] = plan.stages
     [group] = target.groups
@@ -126,7 +127,7 @@ def test_as_many_replicas_as_batches_run_together(rate: int, kind: str) -> None:
 
 
 def test_replicas_on_a_gpu_reserve_no_share_and_on_a_cpu_take_the_node() -> None:
-    [gpu], [cpu] = (Paldia().plan(0, view_of(rate)).stages[0].groups for rate in (100, 1))  # type: ignore[union-attr]
+    [gpu], [cpu] = (next_plan(Paldia(), 0, view_of(rate)).stages[0].groups for rate in (100, 1))
     assert (gpu.spec.slot.share, gpu.spec.slot.accelerator) == (0.0, "M60")
     assert gpu.spec.slot.cores <= KINDS[M60].cores / 6
     assert cpu.spec.slot == Slot(4.0, "m4.xlarge")
@@ -138,12 +139,12 @@ def test_a_cpu_gets_batches_of_powers_of_two_within_the_slo() -> None:
 
 
 def test_the_plan_says_why_and_whether_all_are_in_time() -> None:
-    plan = Paldia(hardware=(M60,)).plan(0, view_of(160))
+    plan = next_plan(Paldia(hardware=(M60,)), 0, view_of(160))
     assert plan is not None
     assert plan.feasible
     assert plan.why.startswith("paldia: 160 requests end within ")
     assert plan.why.endswith(" queued")
-    late = Paldia(hardware=(M60,)).plan(0, view_of(500))
+    late = next_plan(Paldia(hardware=(M60,)), 0, view_of(500))
     assert late is not None
     assert not late.feasible
 
@@ -222,7 +223,7 @@ def test_a_switch_to_what_is_lost_is_called_off() -> None:
 
 
 def test_no_plan_while_every_node_is_lost() -> None:
-    assert Paldia().plan(0, view_of(50, lost=EC2)) is None
+    assert next_plan(Paldia(), 0, view_of(50, lost=EC2)) is None
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -244,7 +245,7 @@ def test_kinds_without_a_price_cannot_be_compared() -> None:
     [cpu, gpu] = view.nodes
     view = replace(view, nodes=(replace(cpu, node=structs.replace(cpu.node, usd_per_h=0.0)), gpu))
     with pytest.raises(InputError, match=r"m4\.xlarge has no price") as error:
-        Paldia().plan(0, view)
+        next_plan(Paldia(), 0, view)
     assert "usd_per_h" in error.value.help
     assert kind_of(Paldia(choice="fastest"), view) == M60
     assert kind_of(Paldia(hardware=("m4.xlarge",)), view) == "m4.xlarge"
@@ -256,7 +257,7 @@ def test_a_model_that_fits_no_accelerator() -> None:
     large = {key: make_belief(huge(key[1]), *key) for key in stage.beliefs}
     view = replace(view, stages=(replace(stage, beliefs=large),))
     with pytest.raises(InputError, match=r"no node of kind g3s\.xlarge or p2\.xlarge has enough memory"):
-        Paldia().plan(0, view)
+        next_plan(Paldia(), 0, view)
 
 
 def huge(kind: str) -> Profile:
@@ -289,17 +290,17 @@ def test_nodes_of_one_kind_may_differ_and_the_one_with_most_room_is_used() -> No
 def test_replicas_on_a_gpu_fit_into_the_memory_of_its_node() -> None:
     assert only_group(Paldia(sharing="together"), with_gpu_gib(8, node_bytes=5 << 30)).count == 2
     with pytest.raises(InputError, match="has enough memory"):
-        Paldia().plan(0, with_gpu_gib(8, node_bytes=1 << 30))
+        next_plan(Paldia(), 0, with_gpu_gib(8, node_bytes=1 << 30))
 
 
 def test_what_the_cluster_or_the_application_does_not_have() -> None:
     with pytest.raises(InputError, match="no node has hardware 'p3'"):
-        Paldia(hardware=("p3",)).plan(0, view_of(1))
+        next_plan(Paldia(hardware=("p3",)), 0, view_of(1))
     with pytest.raises(InputError, match="no variant 'w'"):
-        Paldia(variant="w").plan(0, view_of(1))
+        next_plan(Paldia(variant="w"), 0, view_of(1))
     one = make_stage(belief=make_belief(YOLOV5S_S))
     with pytest.raises(InputError, match="2 stages"):
-        Paldia().plan(0, make_view(one, replace(one, name="second")))
+        next_plan(Paldia(), 0, make_view(one, replace(one, name="second")))
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def part_of_memory(replicas: int) -> int:
 
 
 def only_group(policy: Paldia, view: ClusterView) -> Group:
-    plan = policy.plan(0, view)
+    plan: Plan | None = next_plan(policy, 0, view)
     assert plan is not None
     [target] = plan.stages
     [group] = target.groups

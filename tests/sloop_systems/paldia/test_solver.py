@@ -439,14 +439,11 @@ def test_nothing_is_counted_while_a_switch_is_under_way() -> None:
 
 def test_a_worker_ends_after_a_keep_alive_without_a_peak() -> None:
     keeper = DelayedTermination(600)
-    assert keeper.keep(0, 4) == 4
-    assert keeper.keep(1, 1) == 4
-    assert keeper.keep(600, 1) == 4
-    assert keeper.keep(600, 4) == 4  # a peak
-    assert keeper.keep(601, 2) == 4
-    assert keeper.keep(1200, 1) == 4
-    assert keeper.keep(1201, 1) == 2
-    assert keeper.keep(1800, 1) == 1
+    kept = []
+    for now, wanted in ((0, 4), (1, 1), (600, 1), (600, 4), (601, 2), (1200, 1), (1201, 1), (1800, 1)):  # 600: a peak
+        keeper = keeper.keep(now, wanted)
+        kept.append(keeper.count)
+    assert kept == [4, 4, 4, 4, 4, 4, 2, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), min_size=1, max_size=40), st.integers(1, 12))
@@ -462,4 +459,5 @@ def test_what_is_kept_is_the_most_that_was_wanted_within_the_keep_alive(
             wants[-1] = (now, wants[-1][1])
         wants.append((now, wanted))
         recent = [count for until, count in wants[:-1] if until > now - keep_alive]
-        assert keeper.keep(now, wanted) == max([*recent, wanted])
+        keeper = keeper.keep(now, wanted)
+        assert keeper.count == max([*recent, wanted])

@@ -150,16 +150,16 @@ class CuriousScaler(Scale):
     def __init__(self) -> None:
         self.slack_ns: list[int] = []
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan | None, None]:
         self.slack_ns = view.stages[0].buckets[-1].slack_ns
-        return None
+        return None, None
 
 
 def test_the_oracle_knows_the_coming_second() -> None:
     link, inner = link_of(""), CuriousScaler()
     oracle = LinkOracle(inner, link, 284 * 1024)
     stage = make_stage(Bucket(start_ns=0, slack_ns=[5]), name="detect")
-    oracle.plan(s(7), make_view(stage, nodes=()))
+    oracle.plan(s(7), make_view(stage, nodes=()), None)
     assert inner.slack_ns == [s(1) - link.transfer_ns(s(7), 284 * 1024)] * 20
     assert oracle.period_ns == Sponge().period_ns
     assert KnownRate(20).demand_rps(0, stage) == 20

@@ -19,11 +19,11 @@ class Enough(Scale):
     hardware: str = ""
     period_ns: int = s(1)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         view = targets.on_one_kind(view, self.hardware)
         stages = tuple(self._stage(stage, view.demand_rps[stage.name]) for stage in view.stages)
         told = (f"{view.demand_rps[each.stage]:g} requests/s → {each.groups[0].count} replicas" for each in stages)
-        return Plan(stages, ", ".join(told))
+        return Plan(stages, ", ".join(told)), None
 
     def _stage(self, stage: StageView, rate_rps: float) -> StagePlan:
         belief = targets.belief_of(stage)

@@ -236,10 +236,10 @@ from sloop.systems.system import System
 class Picky(Scale):
     period_ns: int = 10**9
 
-    def plan(self, now_ns, view):
+    def plan(self, now_ns, view, memory):
         if view.forecast_rps and sum(node.node.cores for node in view.nodes) < 2:
             raise RuntimeError("too few")
-        return Static(replicas=7).plan(now_ns, view)
+        return Static(replicas=7).plan(now_ns, view, memory)
 
 
 static = build_system("static")

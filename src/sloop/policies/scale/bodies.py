@@ -20,7 +20,7 @@ open, we chose:
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
@@ -74,6 +74,22 @@ class CountedBody:
 
 
 @dataclass(frozen=True, slots=True)
+class BodiesMemory:
+    """State between decisions."""
+
+    adapted_ns: int | None = None
+    """When bodies were last adapted to a rate; None until the first rate is known, after the first second."""
+    quiet: int = 0
+    """For how many ticks in a row the rate has been below that of a burst."""
+    burst_ns: int | None = None
+    """When the rate began to exceed the capacity of the bodies alone; None while it does not."""
+    booked_rps: tuple[tuple[ReplicaId, float], ...] = ()
+    """The planned capacity of each pair whose shadow still loads."""
+    planned_cores: tuple[float, ...] = ()
+    """The cores of the bodies of the last plan."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bodies(Scale):
     """Adapts the number of bodies to the mean rate every `adapt_ns`, and the number of shadows to the rate of the last
     second at every tick (`period_ns`).
@@ -123,16 +139,6 @@ class Bodies(Scale):
     adapt_ns: PositiveInt = s(10)
     """How often the number of bodies is adapted."""
     period_ns: PositiveInt = ms(500)
-    _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
-    """When bodies were last adapted to a rate; empty until the first rate is known, after the first second."""
-    _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
-    """For how many ticks in a row the rate has been below that of a burst."""
-    _burst_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
-    """When the rate began to exceed the capacity of the bodies alone; empty while it does not."""
-    _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """The planned capacity of each pair whose shadow still loads."""
-    _planned_cores: list[float] = field(init=False, default_factory=list, repr=False, compare=False)
-    """The cores of the bodies of the last plan."""
 
     @property
     def attaches_shadows(self) -> bool:
@@ -147,36 +153,42 @@ class Bodies(Scale):
     def __post_init__(self) -> None:
         check_range("beta", self.beta, most=self.alpha)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: BodiesMemory | None) -> tuple[Plan, BodiesMemory]:
         """InputError for a graph, or a variant that the stage does not have."""
         view = targets.on_one_kind(view, self.hardware)
         stage = targets.one_stage(view, "bodies")
         belief = targets.belief_of(stage, self.variant)
         model = ServedModel(self, stage, belief)
-        for id in self._booked_rps.keys() - {replica.id for replica in stage.replicas}:
-            del self._booked_rps[id]
-        bodies = [model.body(replica, self._booked_rps) for replica in stage.replicas]
+        past, present = memory or BodiesMemory(), {replica.id for replica in stage.replicas}
+        booked_rps = {id: rps for id, rps in past.booked_rps if id in present}
+        bodies = [model.body(replica, booked_rps) for replica in stage.replicas]
         free = {node.node.name: node.free_cores for node in view.nodes}
         whys: list[str] = []
         is_feasible = True
         rate_rps = view.demand_rps[stage.name] if stage.buckets else self.initial_rps
-        if not self._adapted_ns or now_ns - self._adapted_ns[0] >= self.adapt_ns:
-            if rate_rps or self._adapted_ns:
-                self._adapted_ns[:] = [now_ns]
+        adapted_ns, quiet, burst_ns = past.adapted_ns, past.quiet, past.burst_ns
+        if adapted_ns is None or now_ns - adapted_ns >= self.adapt_ns:
+            if rate_rps or adapted_ns is not None:
+                adapted_ns = now_ns
             is_feasible = self._adapt(model, bodies, free, rate_rps, whys)
             without_room: list[float] = []
         else:
-            without_room = self._replace_lost(model, bodies, free, whys)
+            without_room = self._replace_lost(past.planned_cores, model, bodies, free, whys)
             is_feasible = not without_room
-        if self.shadows:
-            self._meet_burst(now_ns, model, bodies, free, stage.rate_rps(NS_PER_S), whys)
-        self._planned_cores[:] = [*(body.cores for body in bodies), *without_room]
+        if self.shadows and self.bursts == "cheapest":
+            burst_ns = self._meet_cheaply(
+                now_ns, burst_ns, booked_rps, model, bodies, free, stage.rate_rps(NS_PER_S), whys
+            )
+        elif self.shadows:
+            quiet = self._meet_burst(quiet, booked_rps, model, bodies, free, stage.rate_rps(NS_PER_S), whys)
+        planned_cores = (*(body.cores for body in bodies), *without_room)
         if not bodies:
             is_feasible = False
             whys.append("no node has a core left for a body")
         if not whys and view.plan is not None:
             whys.append("as it is")
-        return Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
+        plan = Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
+        return plan, BodiesMemory(adapted_ns, quiet, burst_ns, tuple(booked_rps.items()), planned_cores)
 
     def _adapt(
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], rate_rps: float, whys: list[str]
@@ -215,12 +227,17 @@ class Bodies(Scale):
         return is_feasible
 
     def _replace_lost(
-        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], whys: list[str]
+        self,
+        planned_cores: Sequence[float],
+        model: "ServedModel",
+        bodies: list[CountedBody],
+        free: dict[str, float],
+        whys: list[str],
     ) -> list[float]:
         """Plan bodies that were planned before, and are not there; returns the cores of those for which no node has
         room."""
-        missing = (Counter(self._planned_cores) - Counter(body.cores for body in bodies)).elements()
-        lost = sorted(missing, reverse=True)[: max(0, len(self._planned_cores) - len(bodies))]
+        missing = (Counter(planned_cores) - Counter(body.cores for body in bodies)).elements()
+        lost = sorted(missing, reverse=True)[: max(0, len(planned_cores) - len(bodies))]
         without_room: list[float] = []
         for cores in lost:
             body = model.new_body(floor(cores), free)
@@ -238,27 +255,26 @@ class Bodies(Scale):
 
     def _meet_burst(
         self,
-        now_ns: int,
+        quiet: int,
+        booked_rps: dict[ReplicaId, float],
         model: "ServedModel",
         bodies: list[CountedBody],
         free: dict[str, float],
         burst_rps: float,
         whys: list[str],
-    ) -> None:
-        """Attach shadows to bodies while the rate exceeds their capacity (section 2.8)."""
-        if self.bursts == "cheapest":
-            self._meet_cheaply(now_ns, model, bodies, free, burst_rps, whys)
-            return
+    ) -> int:
+        """Attach shadows to bodies while the rate exceeds their capacity (section 2.8). Returns for how many ticks in a
+        row the rate has been below that of a burst; until the last one it was `quiet`."""
         ready = [body for body in bodies if body.is_ready]
         total_rps = sum(body.capacity_rps for body in ready)
         alone_rps = sum(body.alone_rps for body in ready)
         is_over = burst_rps < OVER_AT * self.gamma * alone_rps
-        self._quiet[0] = self._quiet[0] + 1 if is_over else 0
-        if self._quiet[0] >= OVER_TICKS and any(body.shadow is not None for body in bodies):
+        quiet = quiet + 1 if is_over else 0
+        if quiet >= OVER_TICKS and any(body.shadow is not None for body in bodies):
             for body in bodies:
                 body.shadow, body.capacity_rps = None, body.alone_rps
             whys.append(f"the burst is over, at {burst_rps:.4g} rps")
-            return
+            return quiet
         started = 0
         for body in sorted(ready, key=lambda each: (-each.cores, each.replica.id if each.replica else 0)):
             if at_least(self.gamma * total_rps, burst_rps):
@@ -268,10 +284,11 @@ class Bodies(Scale):
             if chosen is None:
                 continue
             total_rps += chosen.booked_rps - body.capacity_rps
-            self._attach(body, chosen, free)
+            self._attach(body, chosen, free, booked_rps)
             started += 1
         if started:
             whys.append(f"a burst of {burst_rps:.4g} rps: {counted(started, 'more shadow')}")
+        return quiet
 
     def _shadow_room(self, body: CountedBody, bodies: Sequence[CountedBody], free: Mapping[str, float]) -> float:
         """The cores that a shadow of this body could have."""
@@ -280,36 +297,41 @@ class Bodies(Scale):
             return 0.0
         return free.get(body.node or "", 0.0)
 
-    def _attach(self, body: CountedBody, chosen: ShadowCandidate, free: dict[str, float]) -> None:
+    def _attach(
+        self, body: CountedBody, chosen: ShadowCandidate, free: dict[str, float], booked_rps: dict[ReplicaId, float]
+    ) -> None:
         """Attach a shadow to a body."""
         cores = chosen.shared.costs.shadow_cores
         body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
         body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
         assert body.replica is not None
-        self._booked_rps[body.replica.id] = chosen.booked_rps
+        booked_rps[body.replica.id] = chosen.booked_rps
 
     def _meet_cheaply(
         self,
         now_ns: int,
+        burst_ns: int | None,
+        booked_rps: dict[ReplicaId, float],
         model: "ServedModel",
         bodies: list[CountedBody],
         free: dict[str, float],
         burst_rps: float,
         whys: list[str],
-    ) -> None:
+    ) -> int | None:
         """Add shadows and bodies one after the other, each time the cheapest of those that keep about as many requests
         from waiting as the best. Shadows are added until the capacity times `gamma` is the rate. Bodies are added until
         all together can carry the rate when they have started; until then, shadows help.
 
         A body is added only when the burst has lasted as long as the body takes to start, because a shorter burst may
-        be over before the body is ready. This is the usual rule of the ski-rental problem.
+        be over before the body is ready. This is the usual rule of the ski-rental problem. Returns since when the
+        rate exceeds the capacity of the bodies alone; until now it was `burst_ns`.
         """
         wanted_rps = burst_rps / self.gamma
         if at_least(sum(body.alone_rps for body in bodies if body.is_ready), burst_rps):
-            self._burst_ns.clear()
-        elif not self._burst_ns:
-            self._burst_ns.append(now_ns)
-        adds_bodies = bool(self._burst_ns) and to_s(now_ns - self._burst_ns[0]) >= model.startup_s
+            burst_ns = None
+        elif burst_ns is None:
+            burst_ns = now_ns
+        adds_bodies = burst_ns is not None and to_s(now_ns - burst_ns) >= model.startup_s
         shadows = added = ended = 0
         total_rps = sum(body.capacity_rps for body in bodies if body.is_ready)
         for body in sorted(bodies, key=lambda each: each.capacity_rps - each.alone_rps):
@@ -328,7 +350,7 @@ class Bodies(Scale):
             if best is None:
                 break
             if best.shadow is not None:
-                self._attach(best.body, best.shadow, free)
+                self._attach(best.body, best.shadow, free, booked_rps)
                 shadows += 1
             else:
                 bodies.append(best.body)
@@ -339,6 +361,7 @@ class Bodies(Scale):
         started += [counted(added, "more body", "more bodies")] * bool(added)
         if started:
             whys.append(f"a burst of {burst_rps:.4g} rps: {listed(started)}")
+        return burst_ns
 
     def _shadows_for(
         self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sloop.core.protocols import Scale
@@ -75,9 +75,10 @@ class Harbor(Scale):
     """The time that a request and its answer spend outside queues and workers."""
     horizon_ns: PositiveInt = s(10)
     """The time over which the growth of queues under overload is computed."""
-    _memory: PlacementMemory = field(init=False, default_factory=PlacementMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: PlacementMemory | None
+    ) -> tuple[Plan | None, PlacementMemory]:
         """The placement; None while nothing has changed. InputError for a model that fits on no device."""
         devices = SharedDevices(
             view,
@@ -93,7 +94,7 @@ class Harbor(Scale):
             devices,
             wanted_rps(view, self.initial_rps, self.headroom),
             self._placed,
-            self._memory,
+            memory,
             change=self.change,
             wait_ns=self.wait_ns,
             rescue=METRIC if self.rescue else None,

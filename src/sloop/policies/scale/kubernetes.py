@@ -5,9 +5,8 @@ the number of requests in a stage.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Final
 
 from sloop.core.protocols import Scale
@@ -68,34 +67,36 @@ class Hpa(Scale):
     stabilisation_ns: NonNegativeInt = s(300)
     """Scale down only to the largest number proposed in this time."""
     period_ns: PositiveInt = s(15)
-    _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: targets.ByStage[targets.CountHistory] | None
+    ) -> tuple[Plan, targets.ByStage[targets.CountHistory]]:
         """InputError for a variant that some stage does not have."""
-        view = targets.on_one_kind(view, self.hardware)
-        decided = [self._stage(now_ns, stage) for stage in view.stages]
-        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+        view, past = targets.on_one_kind(view, self.hardware), dict(memory or ())
+        decided = [(stage.name, *self._stage(now_ns, stage, past.get(stage.name))) for stage in view.stages]
+        return targets.remembered(decided)
 
-    def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
-        first = max(self.replicas_min, min(self.initial, self.replicas_max))
-        past = self._past.setdefault(stage.name, targets.CountHistory(first))
+    def _stage(
+        self, now_ns: int, stage: StageView, past: targets.CountHistory | None
+    ) -> tuple[StagePlan, str, targets.CountHistory]:
+        past = past or targets.CountHistory(max(self.replicas_min, min(self.initial, self.replicas_max)))
         proposed, seen = self._proposed(stage, past.count)
-        desired, note = past.decide(
+        past, note = past.decide(
             now_ns,
             proposed,
             stabilisation_ns=self.stabilisation_ns,
             up_period_ns=HPA_UP_PERIOD_NS,
             replicas_max=self.replicas_max,
         )
-        why = f"{stage.name}: {seen} → {counted(desired, 'replica')}{note}"
+        why = f"{stage.name}: {seen} → {counted(past.count, 'replica')}{note}"
         belief = targets.belief_of(stage, self.variant)
         planned = targets.equal_replicas(
-            stage, belief, count=desired, cores=self.cores, batch_max=self.batch_max, in_place=False
+            stage, belief, count=past.count, cores=self.cores, batch_max=self.batch_max, in_place=False
         )
-        return planned, why
+        return planned, why, past
 
     def _proposed(self, stage: StageView, current: int) -> tuple[int, str]:
         """The replicas that the metric requires, within the bounds, and the measurement as text."""
@@ -121,7 +122,7 @@ class Hpa(Scale):
         return max(self.replicas_min, min(desired, self.replicas_max)), seen
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class VpaSize:
     """Cores per replica of one stage, and when they were chosen."""
 
@@ -155,26 +156,29 @@ class Vpa(Scale):
     settle_ns: PositiveInt = s(60)
     """The least time between two changes."""
     period_ns: PositiveInt = s(10)
-    _sizes: dict[str, VpaSize] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: targets.ByStage[VpaSize] | None
+    ) -> tuple[Plan, targets.ByStage[VpaSize]]:
         """InputError for a variant that some stage does not have, and if no node has any of the core counts."""
-        view = targets.on_one_kind(view, self.hardware)
+        view, past = targets.on_one_kind(view, self.hardware), dict(memory or ())
         choices = targets.core_choices(view, self.cores, CORES_MAX, "vpa")
-        decided = [self._stage(now_ns, stage, choices) for stage in view.stages]
-        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+        decided = [(stage.name, *self._stage(now_ns, stage, past.get(stage.name), choices)) for stage in view.stages]
+        return targets.remembered(decided)
 
-    def _stage(self, now_ns: int, stage: StageView, choices: Sequence[float]) -> tuple[StagePlan, str]:
-        size = self._sizes.setdefault(stage.name, VpaSize(choices[0], now_ns))
+    def _stage(
+        self, now_ns: int, stage: StageView, size: VpaSize | None, choices: Sequence[float]
+    ) -> tuple[StagePlan, str, VpaSize]:
+        size = size or VpaSize(choices[0], now_ns)
         cores, seen = self._proposed(now_ns, stage, size, choices)
         if cores != size.cores:
             seen += f" (were {size.cores:g})"
-            size.cores, size.since_ns = cores, now_ns
+            size = VpaSize(cores, now_ns)
         belief = targets.belief_of(stage, self.variant)
         planned = targets.equal_replicas(
             stage, belief, count=self.replicas, cores=cores, batch_max=self.batch_max, in_place=False
         )
-        return planned, f"{stage.name}: {seen}"
+        return planned, f"{stage.name}: {seen}", size
 
     def _proposed(self, now_ns: int, stage: StageView, size: VpaSize, choices: Sequence[float]) -> tuple[float, str]:
         """Cores per replica, and why."""
@@ -193,7 +197,7 @@ class Vpa(Scale):
         return cores, f"{seen} → {counted(cores, 'core')}" if cores != size.cores else f"{seen}, {kept}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class KpaHistory:
     """State of one stage between decisions."""
 
@@ -203,7 +207,7 @@ class KpaHistory:
     """The most replicas desired during this panic."""
     idle_ns: int | None = None
     """Since when the stage has no requests; None while it has."""
-    starts: deque[tuple[int, int]] = field(default_factory=deque)
+    starts: tuple[tuple[int, int], ...] = ()
     """Intervals with a backlog from a cold start, as (start, end), oldest first; the last may be open
     (`FOREVER_NS`)."""
     ready_ns: int | None = None
@@ -250,20 +254,20 @@ class Kpa(Scale):
     stable_ns: Annotated[int, Range(least=PANIC_NS)] = s(60)
     """Length of the stable window."""
     period_ns: PositiveInt = s(2)
-    _past: dict[str, KpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range("replicas_max", self.replicas_max, least=max(1, self.replicas_min))
         check_range("initial", self.initial, least=self.replicas_min)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: targets.ByStage[KpaHistory] | None
+    ) -> tuple[Plan, targets.ByStage[KpaHistory]]:
         """InputError for a variant that some stage does not have."""
-        view = targets.on_one_kind(view, self.hardware)
-        decided = [self._stage(now_ns, stage) for stage in view.stages]
-        return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
+        view, past = targets.on_one_kind(view, self.hardware), dict(memory or ())
+        decided = [(stage.name, *self._stage(now_ns, stage, past.get(stage.name))) for stage in view.stages]
+        return targets.remembered(decided)
 
-    def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
-        past = self._past.setdefault(stage.name, KpaHistory())
+    def _stage(self, now_ns: int, stage: StageView, past: KpaHistory | None) -> tuple[StagePlan, str, KpaHistory]:
         belief = targets.belief_of(stage, self.variant)
 
         def planned(count: int) -> StagePlan:
@@ -272,66 +276,71 @@ class Kpa(Scale):
             )
 
         batch = planned(1).batch_max
-        self._track_starts(now_ns, stage, past, batch)
+        past = self._track_starts(now_ns, stage, past or KpaHistory(), batch)
         if not stage.buckets:
             count = max(self.initial, 1 if stage.queue else 0)
-            return planned(count), f"{stage.name}: nothing seen yet → {counted(count, 'replica')}"
+            return planned(count), f"{stage.name}: nothing seen yet → {counted(count, 'replica')}", past
         per_replica = (self.concurrency or batch) * self.utilisation
         latency_s = belief.latency_ms(batch, belief.slot(self.cores)) / 1e3
         stable = _concurrency(stage, self.stable_ns, past, latency_s)
         panic = _concurrency(stage, PANIC_NS, past, latency_s)
-        count, mode = self._desired(now_ns, stage, past, stable / per_replica, panic / per_replica)
+        count, mode, past = self._desired(now_ns, stage, past, stable / per_replica, panic / per_replica)
         seen = f"{stable:.3g} requests at once over {in_s(self.stable_ns)}, {panic:.3g} over {in_s(PANIC_NS)}"
         why = f"{stage.name}: {seen}, target {per_replica:.3g} each → {counted(count, 'replica')}{mode}"
-        return planned(count), why
+        return planned(count), why, past
 
-    def _desired(self, now_ns: int, stage: StageView, past: KpaHistory, stable: float, panic: float) -> tuple[int, str]:
-        """The number of replicas from the fractional numbers that the two windows require, and the mode as text."""
+    def _desired(
+        self, now_ns: int, stage: StageView, past: KpaHistory, stable: float, panic: float
+    ) -> tuple[int, str, KpaHistory]:
+        """The number of replicas from the fractional numbers that the two windows require, the mode as text, and the
+        history then."""
         ready = max(1, stage.count(Life.READY))
         most, least = math.ceil(UP_RATE * ready), math.floor(ready / DOWN_RATE)
         stable_count = min(max(round_up(stable), least), most)
         panic_count = min(max(round_up(panic), least), most)
         if round_up(panic) / ready >= PANIC_THRESHOLD:
-            past.panic_ns = now_ns
+            past = replace(past, panic_ns=now_ns)
         elif past.panic_ns is not None and now_ns - past.panic_ns > self.stable_ns:
-            past.panic_ns, past.panic_count = None, 0
+            past = replace(past, panic_ns=None, panic_count=0)
         count, mode = stable_count, ""
         if past.panic_ns is not None:
-            past.panic_count = max(past.panic_count, panic_count, stable_count)
+            past = replace(past, panic_count=max(past.panic_count, panic_count, stable_count))
             count, mode = past.panic_count, ", in panic"
         return self._kept_from_zero(now_ns, stage, past, count, mode)
 
     def _kept_from_zero(
         self, now_ns: int, stage: StageView, past: KpaHistory, count: int, mode: str
-    ) -> tuple[int, str]:
+    ) -> tuple[int, str, KpaHistory]:
         """Keep at least one replica while requests are in the stage, and for half a minute after the last one."""
         if count > 0 or stage.queue or stage.running:
-            past.idle_ns = None
+            past = replace(past, idle_ns=None)
             count, mode = (count, mode) if count else (1, ", for waiting requests")
         elif self.replicas_min == 0 and any(replica.life is not Life.DRAINING for replica in stage.replicas):
-            past.idle_ns = now_ns if past.idle_ns is None else past.idle_ns
-            if now_ns - past.idle_ns < ZERO_DELAY_NS:
-                count, mode = 1, f", none in {to_s(past.idle_ns + ZERO_DELAY_NS - now_ns):g} s"
-        return max(self.replicas_min, min(count, self.replicas_max)), mode
+            idle_ns = now_ns if past.idle_ns is None else past.idle_ns
+            past = replace(past, idle_ns=idle_ns)
+            if now_ns - idle_ns < ZERO_DELAY_NS:
+                count, mode = 1, f", none in {to_s(idle_ns + ZERO_DELAY_NS - now_ns):g} s"
+        return max(self.replicas_min, min(count, self.replicas_max)), mode, past
 
-    def _track_starts(self, now_ns: int, stage: StageView, past: KpaHistory, batch: int) -> None:
-        """Update the intervals with a backlog from a cold start."""
-        starts = past.starts
+    def _track_starts(self, now_ns: int, stage: StageView, past: KpaHistory, batch: int) -> KpaHistory:
+        """The history with the intervals with a backlog from a cold start up to now."""
+        starts, ready_ns = list(past.starts), past.ready_ns
         is_open = bool(starts) and starts[-1][1] == FOREVER_NS
         begun = [replica.since_ns for replica in stage.replicas if replica.life is Life.STARTING]
         if begun or (stage.queue and not stage.count(Life.READY)):
             if not is_open:
                 waiting = [visit.arrived_ns for visit in stage.queue] if not stage.count(Life.READY) else []
                 starts.append((min([*begun, *waiting]), FOREVER_NS))
-            past.ready_ns = None
+            ready_ns = None
         elif is_open:
-            past.ready_ns = now_ns if past.ready_ns is None else past.ready_ns
+            ready_ns = now_ns if ready_ns is None else ready_ns
             has_backlog = len(stage.queue) > batch * stage.count(Life.READY)
-            if not has_backlog or now_ns - past.ready_ns > self.stable_ns:
+            if not has_backlog or now_ns - ready_ns > self.stable_ns:
                 starts[-1] = (starts[-1][0], now_ns)
-                past.ready_ns = None
+                ready_ns = None
         while starts and starts[0][1] < now_ns - self.stable_ns - NS_PER_S:
-            starts.popleft()
+            del starts[0]
+        return replace(past, starts=tuple(starts), ready_ns=ready_ns)
 
 
 def _concurrency(stage: StageView, length_ns: int, past: KpaHistory, latency_s: float) -> float:

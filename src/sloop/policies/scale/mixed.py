@@ -22,9 +22,8 @@ fails where several applications share them: each plans as if it paid for whole 
 """
 
 import math
-from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -126,20 +125,16 @@ class Offer:
     sizes: tuple[tuple[ReplicaSize, int], ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MixedMemory:
     """State between decisions."""
 
-    rates: deque[tuple[int, tuple[float, ...]]] = field(default_factory=deque)
+    rates: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(instant, rate of each stage) of the last `calm_ns`, oldest first."""
     parts_ms: tuple[float, ...] = ()
     """The parts of the deadline for which the mix in force was chosen."""
     decided: tuple[object, ...] = ()
     """What the last decision was made from: it stays for as long as that does not change."""
-
-    def __deepcopy__(self, memo: object) -> "MixedMemory":
-        """All it has are values that cannot change; hundreds of them."""
-        return MixedMemory(self.rates.copy(), self.parts_ms, self.decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,52 +166,55 @@ class Mixed(Scale):
     initial_rps: NonNegativeFloat = 0.0
     """The rate to expect before any request has come."""
     period_ns: PositiveInt = s(1)
-    _memory: MixedMemory = field(init=False, default_factory=MixedMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: MixedMemory | None) -> tuple[Plan | None, MixedMemory]:
         """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, a kind
         that the cluster does not have, or core counts that no node has."""
-        cluster = MixedCluster.of(view, self)
+        cluster, memory = MixedCluster.of(view, self), memory or MixedMemory()
         if cluster.without_room:
             if self.cores and view.plan is None:
                 targets.core_choices(view, self.cores, 1, "mixed")
-            return _kept(view, f"no node has room for a replica of {listed(cluster.without_room)}")
-        rates = self._rates(now_ns, view)
+            return _kept(view, f"no node has room for a replica of {listed(cluster.without_room)}"), memory
+        rates, recent = self._rates(now_ns, view, memory.rates)
+        memory = replace(memory, rates=recent)
         decided = (rates, view.plan and view.plan.stages, *cluster.signature)
-        if self._memory.decided == decided and view.plan is not None:
-            return None
-        made = self._decide(cluster, rates)
+        if memory.decided == decided and view.plan is not None:
+            return None, memory
+        made, parts_ms = self._decide(cluster, rates, memory.parts_ms)
         if view.plan is not None and _replicas(made) == _replicas(view.plan):  # only the planned rates differ
             made = structs.replace(made, stages=view.plan.stages)
-        self._memory.decided = (rates, made.stages, *cluster.signature)
-        return made
+        return made, MixedMemory(recent, parts_ms, (rates, made.stages, *cluster.signature))
 
     @property
     def arrivals(self) -> Literal["even", "burst"]:
         """The arrivals that `group_ns` assumes; `sloop plan` reports them."""
         return "burst" if self.group_ns >= s(1) else "even"
 
-    def _rates(self, now_ns: int, view: ClusterView) -> tuple[float, ...]:
-        """By stage, the visits per second to plan for."""
-        recent = self._memory.rates
+    def _rates(
+        self, now_ns: int, view: ClusterView, recent: tuple[tuple[int, tuple[float, ...]], ...]
+    ) -> tuple[tuple[float, ...], tuple[tuple[int, tuple[float, ...]], ...]]:
+        """By stage, the visits per second to plan for; and the rates of the last `calm_ns`."""
         has_seen = bool(view.ingress.buckets)
         rates = tuple(
             view.demand_rps[stage.name] if has_seen else self.initial_rps * stage.visits for stage in view.stages
         )
-        recent.append((now_ns, rates))
-        while recent[0][0] <= now_ns - self.calm_ns and len(recent) > 1:
-            recent.popleft()
-        return tuple((1 + self.headroom) * max(own) for own in zip(*(rates for _, rates in recent), strict=True))
+        recent = (*(each for each in recent if each[0] > now_ns - self.calm_ns), (now_ns, rates))
+        most = tuple((1 + self.headroom) * max(own) for own in zip(*(rates for _, rates in recent), strict=True))
+        return most, recent
 
-    def _decide(self, cluster: "MixedCluster", rates: Sequence[float]) -> Plan:
-        memory, waits = self._memory, NO_WAIT if self.group_ns else WAIT_FOR_A_BATCH
+    def _decide(
+        self, cluster: "MixedCluster", rates: Sequence[float], before_ms: tuple[float, ...]
+    ) -> tuple[Plan, tuple[float, ...]]:
+        """The plan, and the parts of the deadline for which it was chosen; `before_ms` are those of the mix in
+        force."""
+        waits = NO_WAIT if self.group_ns else WAIT_FOR_A_BATCH
         parts_ms = cluster.parts_ms(rates, waits)
         if parts_ms is None:
             waits = NO_WAIT
             parts_ms = cluster.parts_ms(rates, waits)
         if parts_ms is None:
-            return cluster.too_slow(rates)
-        divisions = [parts_ms, memory.parts_ms] if len(memory.parts_ms) == len(rates) > 1 else [parts_ms]
+            return cluster.too_slow(rates), before_ms
+        divisions = [parts_ms, before_ms] if len(before_ms) == len(rates) > 1 else [parts_ms]
         best: tuple[float, list[Offer], Mix, tuple[float, ...]] | None = None
         for own_ms in divisions:
             offers = cluster.offers(rates, own_ms, waits)
@@ -226,9 +224,9 @@ class Mixed(Scale):
                 if best is None or cost < best[0] * (1 - ROUNDING):
                     best = (cost, offers, mix, own_ms)
         if best is None:
-            return cluster.saturated(cluster.offers(rates, parts_ms, waits), rates, self.headroom)
-        _, offers, mix, memory.parts_ms = best
-        return cluster.plan(offers, mix, rates)
+            return cluster.saturated(cluster.offers(rates, parts_ms, waits), rates, self.headroom), before_ms
+        _, offers, mix, parts_ms = best
+        return cluster.plan(offers, mix, rates), parts_ms
 
 
 def _kept(view: ClusterView, why: str) -> Plan:

@@ -93,24 +93,22 @@ class Static(Scale):
     placements: tuple[StaticPlacement, ...] = ()
     """Where each replica is, instead of all the above; in application files also the name of a file with them, such as
     `sloop plan --json` writes."""
-    _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """By stage, its groups."""
 
     @property
     def is_fixed(self) -> bool:
         return bool(self.placements)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan, None]:
         """The configured plan. InputError for a stage, variant or kind of hardware that the application does not
         have, or for placements that do not fit on the nodes."""
         if self.placements:
-            return self._as_placed(view)
+            return self._as_placed(view), None
         targets.check_stages(view, self.stages, "system static")
-        groups = {stage.name: self._declared.get(stage.name) or self._groups(stage) for stage in view.stages}
+        groups = {stage.name: self._groups(stage) for stage in view.stages}
         unnamed = [stage for stage in view.stages if None in [group.hardware for group in groups[stage.name]]]
         default = targets.kind_of(view, self.hardware, unnamed) if unnamed else ""
         stages = [self._stage(view, stage, groups[stage.name], default) for stage in view.stages]
-        return Plan(tuple(stages), "static: the configured replicas")
+        return Plan(tuple(stages), "static: the configured replicas"), None
 
     def _as_placed(self, view: ClusterView) -> Plan:
         """The plan that the placements are."""
@@ -140,10 +138,10 @@ class Static(Scale):
         return Plan(stages, "static: the placements as declared")
 
     def _groups(self, stage: StageView) -> tuple[StaticGroup, ...]:
-        """The declared groups of a stage, or its replicas as the only group; the same at every tick."""
+        """The declared groups of a stage, or its replicas as the only group."""
         own = targets.declared_for(stage, self.stages) or StaticStage()
         replicas = self.replicas if own.replicas is None else own.replicas
-        self._declared[stage.name] = found = tuple(
+        return tuple(
             StaticGroup(
                 hardware=own.hardware if group.hardware is None else group.hardware,
                 replicas=group.replicas,
@@ -154,7 +152,6 @@ class Static(Scale):
             )
             for group in own.groups or (StaticGroup(replicas=replicas),)
         )
-        return found
 
     def _stage(self, view: ClusterView, stage: StageView, groups: tuple[StaticGroup, ...], default: str) -> StagePlan:
         made: dict[ReplicaSpec, Group] = {}

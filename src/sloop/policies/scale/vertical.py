@@ -8,9 +8,8 @@ more on the same cores.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -32,6 +31,9 @@ from sloop.policies.sizes import (
 from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput, highest_rate
 from sloop.units import s
 from sloop.vocabulary import Plan, StagePlan
+
+RecentCounts = tuple[tuple[int, tuple[int, ...]], ...]
+"""(instant, replicas of each stage that were needed then) within the last `calm_ns`, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,19 @@ class Vertical(Scale):
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     period_ns: PositiveInt = s(1)
-    _recent: deque[tuple[int, tuple[int, ...]]] = field(init=False, default_factory=deque, repr=False, compare=False)
-    """(instant, replicas that were needed then) within the last `calm_ns`."""
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: RecentCounts | None) -> tuple[Plan | None, RecentCounts]:
         """The cheapest sizes that carry the forecast; if there are none, those that carry most of it."""
         view = targets.on_one_kind(view, self.hardware)
         rate_rps = view.forecast_rps
         if self.whole:
             rate_rps = max(1.0, math.floor(rate_rps))
-        model, counts, split = self._sizes(now_ns, view, rate_rps)
+        model, counts, split, recent = self._sizes(now_ns, view, rate_rps, memory or ())
+        return self._plan(model, counts, split, rate_rps, view), recent
+
+    def _plan(
+        self, model: SizeModel, counts: Sequence[int], split: SizeSplit | None, rate_rps: float, view: ClusterView
+    ) -> Plan | None:
         if split is None:
             return infeasible_plan(model, view.plan)
         present = [stage_replicas(stage, model.unit) for stage in view.stages]
@@ -93,35 +98,37 @@ class Vertical(Scale):
         return Plan(plans, why)
 
     def _sizes(
-        self, now_ns: int, view: ClusterView, rate_rps: float
-    ) -> tuple[SizeModel, tuple[int, ...], SizeSplit | None]:
-        """The model of the view, the replicas of each stage, and their sizes; None if no size is quick enough.
+        self, now_ns: int, view: ClusterView, rate_rps: float, recent: RecentCounts
+    ) -> tuple[SizeModel, tuple[int, ...], SizeSplit | None, RecentCounts]:
+        """The model of the view, the replicas of each stage, and their sizes, None if no size is quick enough; and what
+        was needed recently.
 
         Requests that had lost so much of their deadline before they arrived that no size answers them in time do not
         count.
         """
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model = size_model(view, limits, network_ms(view))
-        counts = self._counts(now_ns, model, rate_rps)
+        counts, recent = self._counts(now_ns, model, rate_rps, recent)
         split = split_of(model.problem, rate_rps, counts)
         if split is None:
             model = size_model(view, limits)
             split = split_of(model.problem, rate_rps, counts)
-        return model, counts, split
+        return model, counts, split, recent
 
-    def _counts(self, now_ns: int, model: SizeModel, rate_rps: float) -> tuple[int, ...]:
+    def _counts(
+        self, now_ns: int, model: SizeModel, rate_rps: float, recent: RecentCounts
+    ) -> tuple[tuple[int, ...], RecentCounts]:
         """The replicas of each stage: the most that were needed in the last `calm_ns`, if they can carry the rate."""
         fewest = (self.replicas,) * len(model.stages)
         if 0 < self.replicas_max <= self.replicas:
-            return fewest
-        needed, recent = self._needed(model, rate_rps, fewest), self._recent
-        if recent and recent[-1][1] == needed:
-            recent.pop()
-        recent.append((now_ns, needed))
-        while recent[0][0] <= now_ns - self.calm_ns:
-            recent.popleft()
+            return fewest, recent
+        needed = self._needed(model, rate_rps, fewest)
+        before = recent[:-1] if recent and recent[-1][1] == needed else recent
+        recent = (*(each for each in before if each[0] > now_ns - self.calm_ns), (now_ns, needed))
         most = tuple(max(own) for own in zip(*(counts for _, counts in recent), strict=True))
-        return most if most == needed or model.problem.vertical(rate_rps, most) is not None else needed
+        if most == needed or model.problem.vertical(rate_rps, most) is not None:
+            return most, recent
+        return needed, recent
 
     def _needed(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...]:
         """The fewest replicas that carry the rate, or as much of it as the nodes hold."""

@@ -36,6 +36,7 @@ from typing import Literal
 from sloop.app.application import Application, Stage
 from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.graph_estimates import LeastTimes, remaining_times
+from sloop.core.protocols import deciding
 from sloop.core.views import Belief, BeliefKey
 from sloop.profile.estimate import CrowdedEstimate, Estimate
 from sloop.solvers.queueing import fill_ms
@@ -242,13 +243,13 @@ class StagePrediction:
         visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
         costs_ns = self.belief(group).costs_ns(group.spec.slot)
         wait_ns = self.target.wait_ns if self.target else 0
-        most, batch = self.batch_max(group), self._setup.system.policies.batch
+        most, decide = self.batch_max(group), deciding(self._setup.system.policies.batch)
         gap_ms = 1e3 / self.rate_rps if self.rate_rps and not self.burst else math.inf
         device = AssumedDevice(most, costs_ns)
         for count in range(1, most + 1):
             arrived_ms = (count - 1) * gap_ms if count > 1 else 0.0
             queue = AssumedQueue([visit] * count, wait_ns, progress.remaining_ns, self.name)
-            decision = batch.decide(now_ns, queue, device)
+            decision = decide(now_ns, queue, device)
             if decision.count or decision.skip:
                 return arrived_ms
             until_ms = to_ms(decision.wait_until_ns - now_ns) if decision.wait_until_ns < FOREVER_NS else math.inf

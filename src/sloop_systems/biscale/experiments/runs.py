@@ -11,7 +11,7 @@ artefact; the specification's section 7.2b.
 
 import math
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -341,7 +341,7 @@ class CoresInService:
             self._seen_ns = until_ns
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HorizontalMemory:
     """The number of consecutive decisions without growth, and the plan for which replicas are being started."""
 
@@ -365,40 +365,38 @@ class HorizontalRival(Scale):
     throughput: Throughput = "with_queue"
     blocking: bool = True
     period_ns: int = s(1)
-    _memory: HorizontalMemory = field(init=False, default_factory=HorizontalMemory, repr=False, compare=False)
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(
+        self, now_ns: int, view: ClusterView, memory: HorizontalMemory | None
+    ) -> tuple[Plan | None, HorizontalMemory]:
         """A plan that grows at once and shrinks after `settle` equal decisions."""
-        memory = self._memory
+        memory = memory or HorizontalMemory()
         model = size_model(view, SizeLimits(1.0, 8, self.batch_max, self.throughput, 1.0, ""))
         if view.plan is None:
             plans = model.plans(horizontal_within_cores(model.problem, 0))
-            return Plan(tuple(structs.replace(one, batch_max=self.initial_batch) for one in plans), "first plan")
+            stages = tuple(structs.replace(one, batch_max=self.initial_batch) for one in plans)
+            return Plan(stages, "first plan"), memory
         have = [stage_replicas(stage, 1.0) for stage in view.stages]
         starting = any(replicas.starting for replicas in have)
         if memory.goal is not None and not starting:
-            goal, memory.goal = memory.goal, None
-            return goal
+            return memory.goal, HorizontalMemory(memory.steady)
         if starting and self.blocking:
-            return None
+            return None, memory
         choices = horizontal_within_cores(model.problem, max(1, math.floor(view.forecast_rps)))
         final = model.plans(choices)
         counts = [replicas.count + len(replicas.starting) for replicas in have]
         growing = [choice.replicas > count for choice, count in zip(choices, counts, strict=True)]
         if any(growing):
-            memory.steady = 0
             in_force = {target.stage: target for target in view.plan.stages}
             finals = tuple(plan if grows else in_force[plan.stage] for plan, grows in zip(final, growing, strict=True))
-            memory.goal = Plan(finals, "replicas have started")
+            goal = Plan(finals, "replicas have started")
             grown = [
                 model.with_groups(place, [(choice.replicas, 1)], in_force[plan.stage])
                 if grows
                 else in_force[plan.stage]
                 for place, (choice, plan, grows) in enumerate(zip(choices, final, growing, strict=True))
             ]
-            return Plan(tuple(grown), f"{view.forecast_rps:.4g} requests/s need more")
+            return Plan(tuple(grown), f"{view.forecast_rps:.4g} requests/s need more"), HorizontalMemory(0, goal)
         if memory.steady < self.settle:
-            memory.steady += 1
-            return None
-        memory.steady = 0
-        return Plan(final, f"{view.forecast_rps:.4g} requests/s")
+            return None, replace(memory, steady=memory.steady + 1)
+        return Plan(final, f"{view.forecast_rps:.4g} requests/s"), replace(memory, steady=0)

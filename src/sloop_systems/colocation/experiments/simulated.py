@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -251,8 +251,8 @@ class AtKnownRates(Scale):
     def period_ns(self) -> int:
         return self.inner.period_ns
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        return self.inner.plan(now_ns, replace(view, demand_rps=self.rates_rps))
+    def plan(self, now_ns: int, view: ClusterView, memory: Any) -> tuple[Plan | None, Any]:  # noqa: ANN401
+        return self.inner.plan(now_ns, replace(view, demand_rps=self.rates_rps), memory)
 
 
 class GoodRequests:

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, geometric_mean, harmonic_mean, median
-from typing import Final
+from typing import Any, Final
 
 from sloop.api import FOREVER_NS, LINK_MBPS, STORE_MBPS, Node, s, to_s
 from sloop.api import Path as StagePath
@@ -106,7 +106,10 @@ def atoll_targets(counts: Sequence[int], model: Estimate | None = None) -> list[
     buckets = [Bucket(s(at), arrivals=count) for at, count in enumerate(counts)]
     policy = AtollRate(replicas_max=REPLICAS_MAX)
 
+    memory: Any = None
+
     def target(end_s: int) -> int:
+        nonlocal memory
         stage = StageView(
             name="model",
             slo_ns=FOREVER_NS,
@@ -118,8 +121,7 @@ def atoll_targets(counts: Sequence[int], model: Estimate | None = None) -> list[
             buckets=buckets[max(0, end_s - WINDOW_S) : end_s],
             bucket_ns=s(1),
         )
-        plan = policy.plan(s(end_s), _view(stage))
-        assert plan is not None
+        plan, memory = policy.plan(s(end_s), _view(stage), memory)
         return plan.stages[0].groups[0].count
 
     return [target(WINDOW_S), *(target(end_s) for end_s in range(PERIOD_S, len(counts), PERIOD_S))]

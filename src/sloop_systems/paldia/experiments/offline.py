@@ -225,7 +225,7 @@ def chosen(model: str, choice: HardwareRule, count: int) -> str:
         0.0,
         (StagePath(("stage",), ms(SLO_MS)),),
     )
-    plan = Paldia(choice=choice).plan(0, view)
+    plan, _ = Paldia(choice=choice).plan(0, view, None)
     assert plan is not None
     return plan.stages[0].groups[0].spec.slot.hardware
 
@@ -298,7 +298,8 @@ def cold_starts(model: str, counts: Sequence[int], keep_alive_s: int) -> int:
     kept, live, started = DelayedTermination(s(keep_alive_s)), 0, 0
     for second, count in enumerate(counts):
         wanted = wanted_of[count]
-        live, before = kept.keep(s(second), wanted) if keep_alive_s else wanted, live
+        kept = kept.keep(s(second), wanted)
+        live, before = kept.count if keep_alive_s else wanted, live
         started += max(0, live - before)
     return started
 

@@ -129,14 +129,14 @@ class LinkOracle(Scale):
     def period_ns(self) -> int:
         return self.inner.period_ns
 
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+    def plan(self, now_ns: int, view: ClusterView, memory: Any) -> tuple[Plan | None, Any]:  # noqa: ANN401
         transfer_ns = self.link.transfer_ns(now_ns, self.payload_bytes)
 
         def foreseen(stage: StageView) -> StageView:
             bucket = Bucket(start_ns=now_ns, arrivals=RATE_RPS, slack_ns=[stage.slo_ns - transfer_ns] * RATE_RPS)
             return replace(stage, buckets=[bucket])
 
-        return self.inner.plan(now_ns, replace(view, stages=tuple(foreseen(stage) for stage in view.stages)))
+        return self.inner.plan(now_ns, replace(view, stages=tuple(foreseen(stage) for stage in view.stages)), memory)
 
 
 @cache
