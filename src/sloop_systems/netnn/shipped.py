@@ -1,7 +1,7 @@
 """The detection model that ships: the published network for flows, trained on generated traffic.
 
 Its card, `intrusion.json`, says from what. It knows only the traffic of that generator. What trained it, and what
-classifies packets with it, is on the branch archive/innet-detection.
+classifies packets with it, is in commit 2ec464c1.
 """
 
 from dataclasses import dataclass
