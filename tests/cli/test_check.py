@@ -233,4 +233,4 @@ def test_worlds_without_a_mistake_are_counted(tmp_path: Path) -> None:
 def test_a_policy_that_cannot_plan_is_told_with_its_line(tmp_path: Path) -> None:
     found = in_worlds(tmp_path, "now_ns > 6e11")
     assert found.exit_code == 1
-    assert found.stderr.startswith(f"error: {tmp_path / 'own.py'}:17: it cannot plan: KeyError: 'one'\n")
+    assert found.stderr.startswith(f"error: {tmp_path / 'own.py'}:18: it cannot plan: KeyError: 'one'\n")

@@ -111,7 +111,8 @@ class Planner:
             plans = {}
             for key, view in views.items():
                 plans[key], memory = self._plan(given.now_ns, key, view)
-                self._remember(key, memory)
+                if memory is not None or self._memories:
+                    self._remember(key, memory)
         made = {key: plan for key, plan in plans.items() if plan is not None}
         for key, plan in made.items():
             if self._policies[key].divide.idle == "use":
@@ -139,11 +140,12 @@ class Planner:
         """A plan, and what its policy then remembers. Without one that can be used, what it remembered before."""
         before = self._memories.get(key)
         try:
-            answer: object = self._policies[key].scale.plan(now_ns, view, before)
-            if not isinstance(answer, tuple) or len(answer) != 2:
+            answer = self._policies[key].scale.plan(now_ns, view, before)
+            try:
+                plan, memory = answer
+            except (TypeError, ValueError):
                 what = f"the scaling policy answers {type(answer).__name__} instead of a plan and its memory"
-                raise InputError(what, help=NO_PAIR)
-            plan, memory = answer
+                raise InputError(what, help=NO_PAIR) from None
             if plan is None:
                 return None, memory
             check(plan, view)

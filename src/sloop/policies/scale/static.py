@@ -6,7 +6,7 @@ changes: too little at the peak, too much at night.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Struct, structs
 
@@ -70,6 +70,9 @@ class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.groups and self.replicas is not None:
             raise InputError("both 'replicas' and 'groups'", help="write `replicas` in each group")
+
+
+UNDECLARED: Final = StaticStage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Static(Scale):
 
     def _groups(self, stage: StageView) -> tuple[StaticGroup, ...]:
         """The declared groups of a stage, or its replicas as the only group."""
-        own = targets.declared_for(stage, self.stages) or StaticStage()
+        own = (targets.declared_for(stage, self.stages) if self.stages else None) or UNDECLARED
         replicas = self.replicas if own.replicas is None else own.replicas
         return tuple(
             StaticGroup(
