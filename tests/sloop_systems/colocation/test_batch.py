@@ -10,6 +10,7 @@ import pytest
 from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.protocols import BatchDecision
 from sloop.errors import InputError
+from sloop.options import check_ranges
 from sloop.testing.views import make_visit
 from sloop.units import ms
 from sloop.vocabulary import Visit
@@ -53,4 +54,4 @@ def test_sizes_of_batches_follow_poissons_law() -> None:
 
 def test_refuses_a_negative_wait() -> None:
     with pytest.raises(InputError, match="wait_ms"):
-        Untimed(wait_ns=-1)
+        check_ranges(Untimed(wait_ns=-1))
