@@ -129,6 +129,8 @@ def check_stages(view: ClusterView, declared: Mapping[str, V], key: str) -> None
     In a deployment of several applications, stages are called `APPLICATION/STAGE`, and values for the stages of other
     applications are ignored.
     """
+    if not declared:  # as in most applications, at every plan
+        return
     names = [stage.name for stage in view.stages]
     known = {name for stage in names for name in _names(stage)}
     application = names[0].rpartition("/")[0].partition("@")[0]
@@ -140,6 +142,8 @@ def check_stages(view: ClusterView, declared: Mapping[str, V], key: str) -> None
 
 def declared_for(stage: StageView, declared: Mapping[str, V]) -> V | None:
     """The value that is declared for a stage, under its full name or without its application or version."""
+    if not declared:
+        return None
     return next((declared[name] for name in _names(stage.name) if name in declared), None)
 
 

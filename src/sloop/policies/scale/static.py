@@ -142,7 +142,7 @@ class Static(Scale):
 
     def _groups(self, stage: StageView) -> tuple[StaticGroup, ...]:
         """The declared groups of a stage, or its replicas as the only group."""
-        own = (targets.declared_for(stage, self.stages) if self.stages else None) or UNDECLARED
+        own = targets.declared_for(stage, self.stages) or UNDECLARED
         replicas = self.replicas if own.replicas is None else own.replicas
         return tuple(
             StaticGroup(
