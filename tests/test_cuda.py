@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from sloop.cuda import (
 from sloop.errors import InputError, MachineError
 from tests.hosts import is_running
 from tests.nvidia import A100, T4, FakeNvidia
+from tests.serve.fleet import until
 
 MIB = 1 << 20
 
@@ -208,8 +208,5 @@ def test_what_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"took more than 0\.5 s"):
         cuda.run_program([str(script)], 0.5)
     pid = int((tmp_path / "pid").read_text())
-    stopped = time.monotonic() + 10  # a busy machine needs time to end what was killed
-    while is_running(pid) and time.monotonic() < stopped:
-        time.sleep(0.01)
-    assert not is_running(pid)
+    until(lambda: not is_running(pid), "it has ended", within_s=10)  # a busy machine needs time to end what was killed
     assert os.getpid() != pid

@@ -63,7 +63,7 @@ class Range:
     def check(self, value: float, where: str) -> float:
         """`value`. InputError at `where` if it is out of range."""
         if not self.hold(value):
-            raise InputError(f"must be a number{self.text(value)}, not {describe(value)}", where=where)
+            raise InputError(self.wrong("", value), where=where)
         return value
 
     def text(self, value: float, unit: str = "") -> str:

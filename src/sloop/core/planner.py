@@ -80,7 +80,7 @@ class Planner:
     @property
     def memories(self) -> Mapping[str, Any]:
         """What the scaling policy of each application version remembers; none if it remembers nothing."""
-        return self._memories
+        return {key: memory for key, memory in self._memories.items() if memory is not None}
 
     def adopt(self, memories: Mapping[str, Any]) -> None:
         """Go on with what the policies of another planner remember."""
@@ -110,9 +110,7 @@ class Planner:
         else:
             plans = {}
             for key, view in views.items():
-                plans[key], memory = self._plan(given.now_ns, key, view)
-                if memory is not None or self._memories:
-                    self._remember(key, memory)
+                plans[key], self._memories[key] = self._plan(given.now_ns, key, view)
         made = {key: plan for key, plan in plans.items() if plan is not None}
         for key, plan in made.items():
             if self._policies[key].divide.idle == "use":
@@ -154,12 +152,6 @@ class Planner:
             self.failures[key] = error
             return None, before
 
-    def _remember(self, key: str, memory: object) -> None:
-        if memory is None:
-            self._memories.pop(key, None)
-        else:
-            self._memories[key] = memory
-
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
         """Plans that together fit the cluster. A policy remembers only the plan that is used."""
         plans: dict[str, Plan | None] = {}
@@ -183,8 +175,7 @@ class Planner:
             if key in views:
                 plans[key], memories[key] = self._plan_within(given.now_ns, key, views[key], own)
         self._spread_rest(given, views, short, plans, memories)
-        for key, memory in memories.items():
-            self._remember(key, memory)
+        self._memories.update(memories)
         return plans
 
     def _plan_within(
