@@ -274,6 +274,13 @@ def test_stages_that_all_find_room_keep_cores_of_their_own() -> None:
     }
 
 
+def test_stages_that_lack_memory_do_not_share_cores() -> None:
+    each = tuple(StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 1),), batch_max=4) for name in "abcdef")
+    scene = Scene(Plan(each, "one of each"), nodes=[Node("n0", "local", 5.0, 500)], application=SIX)
+    scene.warm_up()
+    assert packed_sizes(scene) == dict.fromkeys("abcde", (0.833, True))
+
+
 def test_stages_leave_shared_cores_once_the_plan_fits() -> None:
     cores = {"a": 3.0, "b": 3.0}
     scene = Scene(sizes(3, 3), application=TWO)
@@ -285,11 +292,21 @@ def test_stages_leave_shared_cores_once_the_plan_fits() -> None:
     assert packed_sizes(scene) == dict.fromkeys(cores, (1.0, True))
 
 
-@pytest.mark.parametrize(("nodes", "replicas"), [((2.0,), 2), ((1.5, 1.5), 2), ((3.0,), 3), ((2.0, 1.0), 3)])
-def test_no_stage_takes_the_room_of_the_last_ones(nodes: tuple[float, ...], replicas: int) -> None:
-    """Two replicas of the first stage would have all cores, and the second one none for ever."""
+@pytest.mark.parametrize(
+    ("nodes", "memory_bytes", "replicas"),
+    [
+        ((2.0,), 1000, 2),
+        ((1.5, 1.5), 1000, 2),
+        ((3.0,), 1000, 3),
+        ((2.0, 1.0), 1000, 3),
+        ((4.0,), 200, 2),
+        ((4.0,), 300, 3),
+    ],
+)
+def test_no_stage_takes_the_room_of_the_last_ones(nodes: tuple[float, ...], memory_bytes: int, replicas: int) -> None:
+    """Two replicas of the first stage would have all cores, or all memory, and the second one none for ever."""
     each = tuple(StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 2),), batch_max=4) for name in "ab")
-    cluster = [Node(f"n{number}", "local", cores, 1000) for number, cores in enumerate(nodes)]
+    cluster = [Node(f"n{number}", "local", cores, memory_bytes) for number, cores in enumerate(nodes)]
     scene = Scene(Plan(each, "two of each"), nodes=cluster, application=TWO)
     scene.warm_up()
     assert {stage for stage, _, _ in kinds_of(scene)} == {"a", "b"}

@@ -486,11 +486,11 @@ def replicas_max(node: Node, slot: Slot, belief: Belief) -> int:
 
 
 def equal_nodes(nodes: Iterable[NodeView]) -> dict[tuple[object, ...], list[NodeView]]:
-    """The nodes in groups that differ in nothing but their names and what is free."""
+    """The nodes in groups of the same kind, capacities, devices and price."""
     groups: dict[tuple[object, ...], list[NodeView]] = {}
     for view in nodes:
         node = view.node
-        key = (node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.on_demand, node.devices)
+        key = (node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.devices)
         groups.setdefault(key, []).append(view)
     return groups
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 from msgspec import structs
 
-from sloop.core.ledger import MILLI, millicores, spec_millicores
+from sloop.core.ledger import MILLI, Ledger, millicores, spec_millicores
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import (
     ApplicationView,
@@ -34,7 +34,7 @@ from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
 from sloop.units import ROUNDING
-from sloop.vocabulary import Group, NodeState, Plan, StagePlan
+from sloop.vocabulary import Group, NodeState, Plan, ReplicaSpec, StagePlan
 
 QUICK_MAX = 4
 """The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
@@ -403,8 +403,7 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
         return plan
     kinds = {group.spec.slot.hardware for target in plan.stages for group in target.groups}
     for hardware in sorted(kinds):
-        node_cores = [each.node.cores for each in view.nodes if _is_of(each, hardware)]
-        plan = _with_room_for_all(_packed_on(plan, hardware, node_cores), hardware, node_cores)
+        plan = _with_room_for_all(_packed_on(plan, hardware, view), hardware, view)
     return plan
 
 
@@ -484,62 +483,66 @@ def _has_shared_cores(plan: Plan | None) -> bool:
     return any(not slot.is_capped and not slot.accelerator for slot in slots)
 
 
-def _packed_on(plan: Plan, hardware: str, node_cores: Sequence[float]) -> Plan:
-    sizes = {target.stage: size for target in plan.stages if (size := _least_cores(target, hardware))}
-    if len(sizes) < 2 or not any(node_cores) or _fit_together(sizes.values(), node_cores):
+def _packed_on(plan: Plan, hardware: str, view: ClusterView) -> Plan:
+    least = {target.stage: spec for target in plan.stages if (spec := _least_spec(target, hardware)) is not None}
+    node_cores = [each.node.cores for each in view.nodes if _is_of(each, hardware)]
+    if len(least) < 2 or not any(node_cores) or not _without_room(least.values(), hardware, view):
         return plan
-    part = _whole(_equal_part(len(sizes), node_cores))
+    part = _whole(_equal_part(len(least), node_cores))
     stages = [
-        structs.replace(target, groups=(_sharing(target, part),)) if target.stage in sizes else target
+        structs.replace(target, groups=(_sharing(target, part),)) if target.stage in least else target
         for target in plan.stages
     ]
+    if _without_room([target.groups[0].spec for target in stages if target.stage in least], hardware, view):
+        return plan
+    cores = math.fsum(spec.cores for spec in least.values())
     why = (
-        f"one replica of each of {len(sizes)} stages needs {counted(math.fsum(sizes.values()), 'core')}, and "
+        f"one replica of each of {len(least)} stages needs {counted(cores, 'core')}, and "
         f"{counted(math.fsum(node_cores), 'core')} are there, so each reserves at most {part:g} and shares the rest"
     )
     return structs.replace(plan, stages=tuple(stages), why=f"{plan.why}; {why}")
 
 
-def _with_room_for_all(plan: Plan, hardware: str, node_cores: Sequence[float]) -> Plan:
-    """The plan with fewer replicas, if those of the first stages would take the room of the last ones: one at a time
-    from the group with the most, until all find room."""
+def _with_room_for_all(plan: Plan, hardware: str, view: ClusterView) -> Plan:
+    """The plan with fewer replicas, if those of the first stages would take the room of the last ones: as many fewer as
+    find no room, one after another from the group with the most, until all do."""
     groups = [group for target in plan.stages for group in target.groups if group.spec.slot.hardware == hardware]
     if any(group.spec.slot.accelerator or group.spec.node for group in groups):
         return plan
-    made = trimmed(plan, {hardware: math.fsum(node_cores)})
+    cores = math.fsum(each.node.cores for each in view.nodes if _is_of(each, hardware))
+    made = trimmed(plan, {hardware: cores})
     while True:
-        own = [group for target in made.stages for group in target.groups if group.spec.slot.hardware == hardware]
-        largest = max(own, key=lambda group: group.count)
-        if largest.count < 2 or _fit_together([g.spec.cores for g in own for _ in range(g.count)], node_cores):
+        groups = [group for target in made.stages for group in target.groups if group.spec.slot.hardware == hardware]
+        missing = _without_room([group.spec for group in groups for _ in range(group.count)], hardware, view)
+        if not missing:
             return made
-        fewer = structs.replace(largest, count=largest.count - 1, rate_rps=0.0)
-        made = structs.replace(
-            made,
-            stages=tuple(
+        for _ in range(missing):
+            largest = max(groups, key=lambda group: group.count)
+            if largest.count < 2:
+                return made
+            fewer = structs.replace(largest, count=largest.count - 1, rate_rps=0.0)
+            groups = [fewer if group is largest else group for group in groups]
+            stages = [
                 structs.replace(each, groups=tuple(fewer if group is largest else group for group in each.groups))
                 for each in made.stages
-            ),
-            feasible=False,
-        )
+            ]
+            made = structs.replace(made, stages=tuple(stages), feasible=False)
 
 
-def _least_cores(target: StagePlan, hardware: str) -> float:
-    """The cores of the stage's smallest replica; 0 if it has none, or one that needs no cores of this kind."""
+def _without_room(specs: Iterable[ReplicaSpec], hardware: str, view: ClusterView) -> int:
+    """How many of these replicas find no room on the empty nodes, if the largest are placed first."""
+    beliefs = {stage.name: stage.beliefs for stage in view.stages}
+    largest_first = sorted(specs, key=lambda spec: -millicores(spec.cores))
+    wanted = [(spec, beliefs[spec.stage][spec.variant, hardware]) for spec in largest_first]
+    return len(Ledger.all_ready(each.node for each in view.nodes if _is_of(each, hardware)).without_room(wanted))
+
+
+def _least_spec(target: StagePlan, hardware: str) -> ReplicaSpec | None:
+    """The stage's smallest replica; None if it has none, or one that needs no cores of this kind."""
     specs = [group.spec for group in target.groups if group.count]
-    if not specs or any(each.slot.hardware != hardware or each.slot.accelerator or each.node for each in specs):
-        return 0.0
-    return min(spec.cores for spec in specs)
-
-
-def _fit_together(sizes: Iterable[float], node_cores: Sequence[float]) -> bool:
-    """Whether replicas of these sizes fit on the empty nodes, the largest placed first on the first node with room."""
-    free = [millicores(cores) for cores in node_cores]
-    for size in sorted(map(millicores, sizes), reverse=True):
-        place = next((index for index, left in enumerate(free) if left >= size), None)
-        if place is None:
-            return False
-        free[place] -= size
-    return True
+    if any(each.slot.hardware != hardware or each.slot.accelerator or each.node for each in specs):
+        return None
+    return min(specs, key=lambda spec: spec.cores, default=None)
 
 
 def _equal_part(count: int, node_cores: Sequence[float]) -> float:

@@ -8,21 +8,22 @@ Only the stages of one application are placed together. Several applications eac
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Final, Literal
 
 from msgspec import structs
 
-from sloop.core.ledger import MICRO
+from sloop.core.ledger import MICRO, Ledger, Reservation, equal_nodes
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.policies import targets
 from sloop.solvers.contents import WHOLE_DEVICE, BatchOption, hundredths, relabelled
 from sloop.text import listed
 from sloop.units import NS_PER_MS, ROUNDING, to_ms
-from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Device, Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 Metric = Literal["peak_occupancy", "occupancy", "sm_use"]
 """The measure of how much of a device's compute a model needs: its peak occupancy, or its occupancy or the SMs that its
@@ -127,18 +128,12 @@ class SharedDevices:
     def pools(self) -> tuple[DevicePool, ...]:
         """The devices in pools, in the order of the cluster, without those of lost nodes. A pool counts with the cores
         and memory of the smallest of its nodes and devices, where these differ."""
-        by_likeness: dict[tuple[object, ...], list[NodeView]] = {}
-        for node in targets.usable(self.view.nodes):
-            if node.node.hardware in self.hardware:
-                by_likeness.setdefault(self._likeness(node.node), []).append(node)
-        found = [self._pool(nodes[0].node.hardware, nodes) for nodes in by_likeness.values()]
-        return tuple(pool for pool in found if pool.places)
-
-    def _likeness(self, node: Node) -> tuple[object, ...]:
-        """Equal for nodes whose devices are interchangeable."""
+        nodes = [view for view in targets.usable(self.view.nodes) if view.node.hardware in self.hardware]
+        equal: Iterable[list[NodeView]] = equal_nodes(nodes).values()
         if self.one_pool:
-            return (node.hardware,)
-        return node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.devices
+            equal = [own for kind in self.hardware if (own := [view for view in nodes if view.node.hardware == kind])]
+        pools = [self._pool(own[0].node.hardware, own) for own in equal]
+        return tuple(pool for pool in pools if pool.places)
 
     def _batch_sizes(self, belief: Belief) -> Sequence[int]:
         return [batch for batch in self.batches or BATCHES if batch <= belief.batch_max] or [belief.batch_max]
@@ -274,15 +269,8 @@ class SharedDevices:
 
     def overbooks(self, contents: Sequence[DeviceContents]) -> bool:
         """Whether the replicas on a device reserve more memory than it has."""
-        for number, replicas in contents:
-            pool, used_bytes = self.pools[number], 0
-            for each in replicas:
-                belief = self.belief(each.stage, number)
-                if belief is not None:
-                    used_bytes += belief.device_memory_bytes if pool.accelerator else belief.memory_bytes
-            if used_bytes > (pool.memory_bytes if pool.accelerator else pool.node_memory_bytes):
-                return True
-        return False
+        free = (view.devices or (view,) for view in self._ledger(contents).views())
+        return any(each.free_memory_bytes < 0 for views in free for each in views)
 
     def check_fit(self, options: Sequence[Sequence[Sequence[BatchOption]]]) -> None:
         """InputError for a stage that fits on no device, given its options by kind. None while a node is lost, because
@@ -306,38 +294,57 @@ class SharedDevices:
 
     def rescued(self, contents: Sequence[DeviceContents], metric: Metric) -> list[DeviceContents]:
         """The contents, with one replica of each stage that has none, where there is room for one."""
+        used = Counter(pool for pool, _ in contents)
         made = list(contents)
+        for number, pool in enumerate(self.pools):
+            made += [(number, ())] * (len(pool.places) - used[number])
+        ledger = self._ledger(made, metric)
         served = {replica.stage for _, replicas in made for replica in replicas}
         for at in range(len(self.stages)):
             if at not in served:
-                self._add(made, at, metric)
-        return made
+                self._add(made, ledger, at, metric)
+        return [(pool, replicas) for pool, replicas in made if replicas]
 
-    def _add(self, contents: list[DeviceContents], at: int, metric: Metric) -> None:
-        for number, pool in enumerate(self.pools):
+    def _add(self, contents: list[DeviceContents], ledger: Ledger, at: int, metric: Metric) -> None:
+        for number in range(len(self.pools)):
             options = self.options(at, number, metric)
-            if not options:
+            smallest = min(options, key=lambda o: (max(o.compute, o.memory), o.batch), default=None)
+            if smallest is None:
                 continue
-            smallest = min(options, key=lambda option: (max(option.compute, option.memory), option.batch))
             added = PlannedReplica(at, smallest.batch, 0.0, 0.0)
-            for place, (own, replicas) in enumerate(contents):
-                if own == number and self._fits(replicas, smallest, number, metric):
-                    contents[place] = (own, (*replicas, added))
+            wanted = self._reservation(number, added, metric)
+            for place, (pool, replicas) in enumerate(contents):
+                on_device = structs.replace(wanted, node=str(place))
+                if pool == number and ledger.reserve(ReplicaId(len(ledger.reservations)), on_device):
+                    contents[place] = (pool, (*replicas, added))
                     return
-            if sum(own == number for own, _ in contents) < len(pool.places) and self._fits(
-                (), smallest, number, metric
-            ):
-                contents.append((number, (added,)))
-                return
 
-    def _fits(self, replicas: Sequence[PlannedReplica], added: BatchOption, pool: int, metric: Metric) -> bool:
-        compute, memory = added.compute, added.memory
-        for each in replicas:
-            own = [option for option in self.options(each.stage, pool, metric) if option.batch >= each.batch]
-            need = own[0].compute if own else WHOLE_DEVICE
-            compute += round(WHOLE_DEVICE * each.share) if each.share else need
-            memory += own[0].memory if own else WHOLE_DEVICE
-        return max(compute, memory) <= WHOLE_DEVICE
+    def _ledger(self, contents: Sequence[DeviceContents], metric: Metric | None = None) -> Ledger:
+        """A ledger to try in what fits beside the contents. Each device is a node there, named by its place in them,
+        with its part of the cores and memory."""
+        ledger = Ledger([])
+        for place, (number, replicas) in enumerate(contents):
+            pool = self.pools[number]
+            kind, clients = pool.accelerator, pool.clients
+            devices = (Device(kind, kind, pool.memory_bytes, clients),) if kind else ()
+            node = Node(str(place), pool.hardware, pool.cores, pool.node_memory_bytes, devices)
+            ledger.add(node, NodeState.READY)
+            for replica in replicas:
+                taken = structs.replace(self._reservation(number, replica, metric), node=str(place))
+                ledger.force(ReplicaId(len(ledger.reservations)), taken)
+        return ledger
+
+    def _reservation(self, number: int, replica: PlannedReplica, metric: Metric | None) -> Reservation:
+        """What a replica takes of a device, without its node: its share or, where that is no limit, as much as it needs
+        by the `metric`."""
+        belief, pool, share = self.belief(replica.stage, number), self.pools[number], replica.share
+        assert belief is not None, (replica, pool)
+        if not share and metric is not None:
+            options = self.options(replica.stage, number, metric)
+            needs = (option.compute for option in options if option.batch >= replica.batch)
+            share = next(needs, WHOLE_DEVICE) / WHOLE_DEVICE
+        spec = ReplicaSpec(self.stages[replica.stage].name, belief.variant, self.slot(belief, pool, share))
+        return Reservation.of(spec, belief, "", pool.accelerator or None)
 
     def deadlines_ms(self) -> tuple[float, ...]:
         """Each stage's part of the tightest deadline of its paths. A deadline is divided in proportion to the durations
