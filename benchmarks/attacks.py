@@ -2,8 +2,8 @@
 
     python -m benchmarks.attacks [--seconds 15] [--rest 60] [--only NAME …]
 
-A server with a small model and a key gets authorised requests at half of what it can take, over HTTP, and one call
-after the other over gRPC. Beside them, each attack runs in a process of its own that gets only the CPU time that others
+A server with a small model and a key gets authorised requests at half of what it can take, over HTTP and over gRPC.
+Beside them, each attack runs in a process of its own that gets only the CPU time that others
 leave (SCHED_IDLE), because server, clients and attacker share the machine; on a machine that has other work too, it
 would get none, and `--eager` lets it take its part. All attacks stop by themselves. Memory is
 that of the server with all its processes (PSS). Turns are pieces of work of the deciding process.
@@ -15,6 +15,7 @@ import contextlib
 import gzip
 import json
 import os
+import resource
 import socket
 import ssl
 import struct
@@ -29,16 +30,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+import grpc
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.models import perceptron
-from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
-from sloop.demo.live import ServerReport, serving
-from sloop.demo.run import dump_yaml
-from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
-from sloop.serve.edge.hpack import _CODE, Decoder, encode
-from sloop.serve.edge.http2 import (
+from benchmarks.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -46,26 +42,39 @@ from sloop.serve.edge.http2 import (
     FRAME,
     FRAME_BYTES_MAX,
     HEADERS,
+    INITIAL_WINDOW_SIZE,
     PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    encode,
     frame,
+    text,
 )
-from sloop.serve.edge.rpc import SERVICE, message_class
+from benchmarks.models import perceptron
+from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
+from sloop.demo.live import ServerReport, serving
+from sloop.demo.run import dump_yaml
+from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
+from sloop.serve.edge.schema import SERVICE, message_class
 from sloop.serve.processes import set_priority, stay_aside
 from sloop.workload import Trace, trace_from
 
 KEY: Final = "an-attacker-does-not-know-this"
 SLO_MS: Final = 100.0
 WIDTH: Final = 64
+ROWS: Final = 230
+"""Of large messages: so many rows are just within the window that a client has at first."""
 LOAD: Final = 0.5
 CONNECTIONS: Final = 2000
 """That a port takes."""
 MEMORY_BYTES_MAX: Final = 256 * 2**20
 ATTAINMENT_MIN: Final = 0.99
-CALL_GAP_S: Final = 0.05
+CALLERS: Final = 4
+"""Threads that call over gRPC beside an attack."""
+CALLS_EACH: Final = 4
+"""After so many calls they go on with a new connection."""
 SAMPLE_S: Final = 0.2
 EAGER: Final = "SLOOP_EAGER_ATTACKER"
 
@@ -465,12 +474,7 @@ async def full_of_calls(target: Target) -> None:
 
 @attack("Huffman heads", "80 connections a second send heads of 15 kB without a key, in Huffman's code")
 async def huffman(target: Target) -> None:
-    value = packed_text((b"0123456789abcdefghijklmnopqrstuvwxyz" * 420)[:15_000])
-    length, more = bytearray(b"\xff"), len(value) - 127
-    while more > 127:
-        length.append(more & 127 | 128)
-        more >>= 7
-    field = b"\0\1x" + bytes(length) + bytes((more,)) + value
+    field = b"\0\1x" + text(bytes(15_000 * 5 // 8), is_compressed=True)  # the code of "0" is five bits that are 0
 
     async def one(_: int) -> None:
         async with connection(target.grpc_port) as (reader, writer):
@@ -482,12 +486,80 @@ async def huffman(target: Target) -> None:
     await many(target, 16, one)
 
 
-def packed_text(text: bytes) -> bytes:
-    """A string in the code of RFC 7541, appendix B."""
-    code_of = {byte: (bits, code) for (bits, code), byte in _CODE.items()}
-    found = "".join(f"{code:0{bits}b}" for bits, code in map(code_of.__getitem__, text))
-    found += "1" * (-len(found) % 8)
-    return int(found, 2).to_bytes(len(found) // 8, "big")
+@attack("heads that unpack", "16 connections send heads without a key that refer 10,000 times to a field of 3 kB")
+async def unpacking(target: Target) -> None:
+    kept = b"\x40" + text(b"x") + text(bytes(3000))
+    head = begun(1, "ServerLive")[FRAME.size :] + kept + b"\xbe" * 10_000
+
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0))
+            for number in range(1, 21, 2):
+                writer.write(frame(HEADERS, END_HEADERS, number, head))
+            await drained(reader)
+
+    await many(target, 16, one)
+
+
+@attack("ten thousand unfinished calls", "10,000 connections begin a call without a key each, and do not finish it")
+async def ten_thousand(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + begun(1, "ServerLive"))
+            await drained(reader)
+
+    await many(target, 10_000, one)
+
+
+def large_call(target: Target, number: int) -> bytes:
+    """A call with a key whose message and answer have 60 kB, which is within the first window."""
+    request = message_class("ModelInferRequest")(model_name=target.model)
+    request.inputs.add(name="x", datatype="FP32", shape=[ROWS, WIDTH])
+    request.raw_input_contents.append(bytes(ROWS * WIDTH * 4))
+    message = prefixed(request.SerializeToString())
+    parts = [message[at : at + FRAME_BYTES_MAX] for at in range(0, len(message), FRAME_BYTES_MAX)]
+    frames = [frame(DATA, END_STREAM * (part is parts[-1]), number, part) for part in parts]
+    return b"".join([begun(number, "ModelInfer", is_authorised=True), *frames])
+
+
+@attack("slow readers", "50 connections with a key ask for 50 answers of 60 kB each, and read nothing")
+async def slow_readers(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # of the connection
+            open_wide = struct.pack(">HL", INITIAL_WINDOW_SIZE, 2**31 - 1)
+            grown = frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", 2**30))
+            writer.write(PREFACE + frame(SETTINGS, 0, 0, open_wide) + grown)
+            for number in range(1, 101, 2):
+                writer.write(large_call(target, number))
+                await asyncio.sleep(0.05)  # the server gives the window of the connection back
+            await asyncio.sleep(60)
+
+    await many(target, 50, one)
+
+
+@attack("window games", "20 connections with a key ask for 10 answers of 60 kB each, and accept a byte at a time")
+async def window_games(target: Target) -> None:
+    closed = frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, 0))
+    byte = b"".join(frame(WINDOW_UPDATE, 0, number, struct.pack(">L", 1)) for number in range(1, 21, 2))
+    opened = b"".join(frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, size)) for size in (65_535, 0))
+
+    async def one(place: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + closed)
+            reading = asyncio.create_task(drained(reader))
+            for number in range(1, 21, 2):
+                writer.write(large_call(target, number))
+                await asyncio.sleep(0.05)
+            try:
+                while not reading.done():
+                    writer.write((opened if place % 2 else byte) * 10)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+            finally:
+                reading.cancel()
+
+    await many(target, 20, one)
 
 
 # With TLS
@@ -561,6 +633,8 @@ def be_attacker(name: str, target: Target) -> None:
     if not os.environ.get(EAGER):
         set_priority(0, humble=True)
         stay_aside()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asyncio.run(ATTACKS[name][1](target))  # type: ignore[arg-type]  # a coroutine
 
 
@@ -600,13 +674,15 @@ def own_memory_bytes(pid: int) -> int:
 
 
 class Watch:
-    """Calls over gRPC one after the other, every fourth on a new connection, and samples of memory, in threads of their
+    """Calls over gRPC at a rate (as fast as they are answered if it is 0), and samples of memory, in threads of their
     own until the block ends."""
 
-    def __init__(self, target: Target, pid: int, *, has_tls: bool) -> None:
-        self._target, self._pid, self._has_tls = target, pid, has_tls
+    def __init__(self, target: Target, pid: int, rate_rps: float, *, has_tls: bool) -> None:
+        self._target, self._pid, self._rate_rps, self._has_tls = target, pid, rate_rps, has_tls
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._call), threading.Thread(target=self._sample)]
+        callers = [threading.Thread(target=self._call, args=(place,)) for place in range(CALLERS)]
+        self._threads = [*callers, threading.Thread(target=self._sample)]
+        self._lock = threading.Lock()
         self.calls = self.answered = 0
         self.memory_bytes = 0
         """The most so far."""
@@ -625,63 +701,40 @@ class Watch:
         while not self._over.wait(SAMPLE_S):
             self.memory_bytes = max(self.memory_bytes, memory_bytes(self._pid))
 
-    def _call(self) -> None:
+    def _call(self, place: int) -> None:
         request = message_class("ModelInferRequest")(model_name=self._target.model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, WIDTH])
         tensor.contents.fp32_contents.extend([0.5] * WIDTH)
-        message = prefixed(request.SerializeToString())
-        client: Client | None = None
-        while not self._over.wait(CALL_GAP_S):
-            if client is not None and not self.calls % 4:
-                client.close()
-                client = None
-            self.calls += 1
+        message, calls = request.SerializeToString(), 0
+        gap_s = CALLERS / self._rate_rps if self._rate_rps else 0.0
+        due_s = time.monotonic() + gap_s * place / CALLERS
+        channel = self._channel()
+        while not self._over.wait(max(0.0, due_s - time.monotonic())):
+            due_s = max(due_s + gap_s, time.monotonic() - 1)  # calls that are late are made, unless a second's worth is
+            if calls and not calls % CALLS_EACH:
+                channel.close()
+                channel = self._channel()
+            calls += 1
+            is_answered = True
             try:
-                client = client or Client(self._target.grpc_port, has_tls=self._has_tls)
-                self.answered += client.call(message) == "0"
-            except (OSError, EOFError):
-                if client is not None:
-                    client.close()
-                client = None
-        if client is not None:
-            client.close()
+                invoke = channel.unary_unary(f"/{SERVICE}/ModelInfer", bytes, bytes)
+                invoke(message, timeout=SLO_MS / 1e3, metadata=(("x-api-key", KEY),))
+            except grpc.RpcError:
+                is_answered = False
+            with self._lock:
+                self.calls += 1
+                self.answered += is_answered
+        channel.close()
 
-
-class Client:
-    """A blocking client of gRPC that makes one call at a time, each within the deadline."""
-
-    def __init__(self, port: int, *, has_tls: bool) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=SLO_MS / 1e3)
-        if has_tls:
-            context = unchecked()
-            context.set_alpn_protocols(["h2"])
-            self._socket = context.wrap_socket(self._socket)
-        self._file = self._socket.makefile("rb")
-        self._decoder = Decoder()
-        self._number = -1
-        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
-
-    def call(self, message: bytes) -> str:
-        """Make a call; returns its status."""
-        self._number += 2
-        self._socket.sendall(
-            begun(self._number, "ModelInfer", is_authorised=True) + frame(DATA, END_STREAM, self._number, message)
-        )
-        while True:
-            head = self._file.read(FRAME.size)
-            if len(head) < FRAME.size:
-                raise EOFError
-            high, low, kind, flags, number = FRAME.unpack(head)
-            payload = self._file.read((high << 16) + low)
-            if kind == HEADERS:
-                fields = dict(self._decoder.decode(payload))
-                if number == self._number and flags & END_STREAM:
-                    return fields["grpc-status"]
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._file.close()
-        self._socket.close()
+    def _channel(self) -> grpc.Channel:
+        """A connection of its own, which comes again at once if it is closed."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+        options += [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
+        address = f"127.0.0.1:{self._target.grpc_port}"
+        if not self._has_tls:
+            return grpc.insecure_channel(address, options)
+        trusted = grpc.ssl_channel_credentials(Path(os.environ["SSL_CERT_FILE"]).read_bytes())
+        return grpc.secure_channel(address, trusted, options)
 
 
 def turns(where: ServerReport) -> tuple[float, float]:
@@ -734,18 +787,31 @@ class Row(Struct, frozen=True):
         )
 
 
-def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Row:
+def target_of(where: ServerReport, seconds: float) -> Target:
+    """The server, for so many seconds from now on."""
+    http_port, grpc_port = (int(address.rpartition(":")[2]) for address in (where.http, where.grpc))
+    return Target(where.application, http_port, grpc_port, time.monotonic() + seconds)
+
+
+def calls_rps(where: ServerReport, given: Namespace) -> float:
+    """How many calls over gRPC are made a second beside the attacks."""
+    if given.calls:
+        return float(given.calls)
+    seconds, has_tls = min(given.seconds, 5.0), where.http.startswith("https")
+    with Watch(target_of(where, seconds), server_pid(), 0.0, has_tls=has_tls) as watch:
+        time.sleep(seconds)
+    say(f"{watch.answered / seconds:.0f} calls/s in a closed loop")
+    return float(given.load * watch.answered / seconds)
+
+
+def run(name: str, where: ServerReport, given: Namespace, rate_rps: float, called_rps: float) -> Row:
     """One attack beside authorised traffic."""
     say(name or "no attack")
     pid, before = server_pid(), memory_bytes(server_pid())
     turns_before, long_before = turns(where)
-    target = Target(
-        where.application,
-        int(where.http.rpartition(":")[2]),
-        int(where.grpc.rpartition(":")[2]),
-        time.monotonic() + given.seconds + 1,
-    )
-    with attacked(name, target), Watch(target, pid, has_tls=where.http.startswith("https")) as watch:
+    target = target_of(where, given.seconds + 1)
+    has_tls = where.http.startswith("https")
+    with attacked(name, target), Watch(target, pid, called_rps, has_tls=has_tls) as watch:
         time.sleep(0.5)  # the attack begins first
         result = load(where, rate_rps, given)
     turns_after, long_after = turns(where)
@@ -815,6 +881,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), help="these attacks (default: all)")
     parser.add_argument("--load", type=float, default=LOAD, help="authorised load, as a share of what fits")
     parser.add_argument("--rate", type=float, default=0.0, help="the same in requests/s, instead of --load")
+    parser.add_argument("--calls", type=float, default=0.0, help="calls over gRPC per second, instead of --load")
     parser.add_argument("--eager", action="store_true", help="attackers compete with the server for CPU time")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     given = parser.parse_args()
@@ -839,18 +906,20 @@ def main() -> None:
             if len(run_names) > 1:
                 with serving(app, folder / state, "--connections", str(CONNECTIONS), *options) as where:
                     rate_rps = given.rate or given.load * capacity_rps(where, given)
-                    told.append(f"{rate_rps:,.0f} requests/s{' over TLS' * bool(options)}")
+                    called_rps = calls_rps(where, given)
+                    both = f"{rate_rps:,.0f} requests/s and {called_rps:,.0f} calls/s over gRPC"
+                    told.append(f"{both}{' with TLS' * bool(options)}")
                     say(told[-1])
-                    rows += [run(name, where, given, rate_rps) for name in run_names]
+                    rows += [run(name, where, given, rate_rps, called_rps) for name in run_names]
     good = sum(row.is_good for row in rows)
     share = "as asked" if given.rate else f"{100 * given.load:g} % of what the server answers in time without an attack"
     columns = ("attack", "what it does", "attainment, %", "p99, ms", "gRPC calls in time, %")
     text = "\n\n".join(
         [
             f"Two dense layers of {WIDTH}, deadline {SLO_MS:g} ms, a key. Beside each attack {' and '.join(told)} are "
-            f"sent for {given.seconds:g} s (JSON, Poisson; {share}), and a call over gRPC every "
-            f"{1e3 * CALL_GAP_S:g} ms, every fourth on a new connection. Rows after the second `none` are of a server "
-            f"with TLS. Memory is in MiB: before the attack, at most, and {given.rest:g} s after "
+            f"sent for {given.seconds:g} s (JSON, Poisson; {share}); every {CALLS_EACH}th call over gRPC is on a new "
+            "connection, and must be answered within the deadline, as its client measures it. Rows after the second "
+            f"`none` are of a server with TLS. Memory is in MiB: before the attack, at most, {given.rest:g} s after "
             f"it. Good: at least {100 * ATTAINMENT_MIN:g} % in time of both, at most {MEMORY_BYTES_MAX >> 20} MiB more "
             f"memory, and at most a quarter of it left. {good} of {len(rows)} rows are good. A turn is a piece of work "
             "of the deciding process, from beginning to end, with the time in which other processes had its CPU.",

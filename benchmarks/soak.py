@@ -27,19 +27,19 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+import grpc
 import msgspec
 import numpy as np
 from msgspec import Struct
 from scipy.stats import t as student
 
 from benchmarks.attacks import aborted, begun, connection, own_memory_bytes, prefixed
+from benchmarks.frames import DATA, END_STREAM, PREFACE, RST_STREAM, SETTINGS, frame
 from benchmarks.models import perceptron
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
-from sloop.serve.edge.hpack import Decoder
-from sloop.serve.edge.http2 import DATA, END_STREAM, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
-from sloop.serve.edge.rpc import message_class
+from sloop.serve.edge.schema import SERVICE, message_class
 
 WIDTH: Final = 64
 WARM_SHARE: Final = 0.2
@@ -128,8 +128,7 @@ class Wire:
     def __init__(self, model: str, http_port: int, grpc_port: int) -> None:
         self.model, self.http_port, self.grpc_port = model, http_port, grpc_port
         self._http: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._grpc: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._decoder, self._number = Decoder(), -1
+        self._channel: grpc.aio.Channel | None = None
         values = np.full((1, WIDTH), 0.5, "<f4")
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH]}
         self.json = json.dumps({"inputs": [{**tensor, "data": values.ravel().tolist()}]}).encode()
@@ -137,7 +136,7 @@ class Wire:
         self.binary, self.binary_head = described + values.tobytes(), len(described)
         request = message_class("ModelInferRequest")(model_name=model, raw_input_contents=[values.tobytes()])
         request.inputs.add(name="x", datatype="FP32", shape=[1, WIDTH])
-        self.message = prefixed(request.SerializeToString())
+        self.message = request.SerializeToString()
 
     def post(self, body: bytes, *headers: str, model: str = "") -> bytes:
         """A request for inference."""
@@ -155,44 +154,34 @@ class Wire:
             fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:-2])
             await reader.readexactly(int(fields[b"content-length"]))
         except (OSError, EOFError):
-            await self.close(is_http=True)
+            await self.hang_up()
             raise
         if fields.get(b"connection") == b"close":
-            await self.close(is_http=True)
+            await self.hang_up()
         return int(head.split(b" ", 2)[1])
 
-    async def close(self, *, is_http: bool) -> None:
-        """Close one of the connections; the next request opens another."""
-        opened = self._http if is_http else self._grpc
-        if is_http:
-            self._http = None
-        else:
-            self._grpc = None
+    async def hang_up(self) -> None:
+        """Close the connection of HTTP; the next request opens another."""
+        opened, self._http = self._http, None
         if opened is not None:
             await aborted(opened[1])
 
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.hang_up()
+        if self._channel is not None:
+            await self._channel.close(None)
+
     async def call(self) -> str:
         """Make a call over gRPC; returns its status."""
-        if self._grpc is None:
-            self._grpc = await asyncio.open_connection("127.0.0.1", self.grpc_port)
-            self._decoder, self._number = Decoder(), -1
-            self._grpc[1].write(PREFACE + frame(SETTINGS, 0, 0))
-        self._number += 2
-        reader, writer = self._grpc
+        if self._channel is None:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}", options)
         try:
-            writer.write(begun(self._number, "ModelInfer") + frame(DATA, END_STREAM, self._number, self.message))
-            while True:
-                high, low, kind, flags, number = FRAME.unpack(await reader.readexactly(FRAME.size))
-                payload = await reader.readexactly((high << 16) + low)
-                if kind == DATA:  # the connection's window is not given back with its calls
-                    writer.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", len(payload))))
-                if kind == HEADERS:
-                    fields = dict(self._decoder.decode(payload))
-                    if number == self._number and flags & END_STREAM:
-                        return fields["grpc-status"]
-        except (OSError, EOFError):
-            await self.close(is_http=False)
-            raise
+            await self._channel.unary_unary(f"/{SERVICE}/ModelInfer", bytes, bytes)(self.message)
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().value[0])
+        return "0"
 
     async def leave(self, sent: bytes, port: int, *, resets: bool = False) -> None:
         """Open a connection, send something, and leave without waiting for an answer."""
@@ -222,7 +211,7 @@ class Wire:
             case "half":
                 await self.leave(self.post(self.json)[:-100], self.http_port)
             case "reset":
-                call = begun(1, "ModelInfer") + frame(DATA, END_STREAM, 1, self.message)
+                call = begun(1, "ModelInfer") + frame(DATA, END_STREAM, 1, prefixed(self.message))
                 await self.leave(
                     PREFACE + frame(SETTINGS, 0, 0) + call + frame(RST_STREAM, 0, 1, bytes(4)), self.grpc_port
                 )
@@ -256,8 +245,7 @@ async def send(wires: Sequence[Wire], rate_rps: float, count: int, seed: int) ->
 
     await asyncio.gather(*map(work, wires))
     for wire in wires:
-        await wire.close(is_http=True)
-        await wire.close(is_http=False)
+        await wire.close()
     return found
 
 

@@ -25,7 +25,7 @@ from sloop.actions import VersionState
 from sloop.cli import COMMANDS, main
 from sloop.demo import write_example
 from sloop.runlog import read_log
-from sloop.serve.edge import http2
+from sloop.serve.edge import rpc
 from sloop.serve.edge.bodies import ALL_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S
 from sloop.serve.metrics import Metrics
@@ -638,7 +638,7 @@ def test_the_server_keeps_idle_connections_longer_than_proxies() -> None:
     assert len(kept) >= 3
     for where in served():
         assert all(seconds < parameters_of(served()[where])["idle_s"] for seconds in kept.values()), where
-    assert all(seconds < http2.IDLE_S_MAX for seconds in kept.values())
+    assert all(seconds < rpc.IDLE_S_MAX for seconds in kept.values())
     (_, shorter, longer) = next(re.finditer(r"set it to (\d+) s, or give the server `--idle-s (\d+)`", page)).group(
         0, 1, 2
     )

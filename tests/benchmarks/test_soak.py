@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from benchmarks.soak import CLIENTS, EXPECTED, FEATURES, SHARES, Sample, Wire, family, fitted, look, rows_of, send
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.inputs import InputValidator
-from sloop.serve.edge.rpc import Rpc
 from sloop.serve.edge.service import Model
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Outcome
-from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
+from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, rpc_server, web_server
 
 
 @given(
@@ -75,7 +74,7 @@ def test_every_request_of_a_short_soak_ends_as_it_should_and_leaves_nothing() ->
     service = gateway.service = make_service(gateway, bodies=bodies)
     signature = Signature((Port("x", "FP32", (-1, 64)),), (Port("y", "FP32", (-1, 64)),), rows_max=8)
     service.add(Model("demo", 10**9, InputValidator(signature), service.models["demo"].limits))
-    web, rpc = web_server(service), Rpc(service, requests_max=64)
+    web, rpc = web_server(service), rpc_server(service, requests_max=64)
     ports = thread.serve(web), thread.serve(rpc)
 
     async def run() -> Counter[str]:
@@ -88,11 +87,11 @@ def test_every_request_of_a_short_soak_ends_as_it_should_and_leaves_nothing() ->
     assert set(EXPECTED) == set(FEATURES)
 
     async def emptied() -> None:
-        while rpc.server.listener.connections or web.listener.connections:  # noqa: ASYNC110
+        while rpc.listener.connections or web.listener.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     thread.call(emptied())
-    assert (bodies.held_bytes, rpc.server.open_calls) == (0, 0)
+    assert (bodies.held_bytes, rpc.open_calls) == (0, 0)
     thread.call(rpc.close(0.2))
     thread.call(web.close(0.2))
     thread.close()

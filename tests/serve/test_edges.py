@@ -27,10 +27,10 @@ from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import edges as module
 from sloop.serve.blocks import Block
-from sloop.serve.edge.http import HttpConnection, HttpSettings
+from sloop.serve.edge.http import HttpConnection, HttpServer, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
-from sloop.serve.edges import EdgePort, Edges, open_ports
+from sloop.serve.edges import EdgePort, Edges, open_sockets
 from sloop.serve.messages import Cancel, EdgeCounts, FromEdge, OfferModel, Release, RequestEnded, Submit, ToEdge
 from sloop.serve.protocols import Servable
 from sloop.serve.server import Serving, Settings, serving
@@ -56,15 +56,16 @@ def test_settings_of_an_edge_read_back() -> None:
 
 
 def test_a_taken_port_is_refused_also_if_edges_would_share_it() -> None:
-    with contextlib.ExitStack() as stack:
-        ports = open_ports("127.0.0.1", 0, 0, 3)
-        for pair in ports:
-            for sock in pair:
-                stack.enter_context(sock)
-        numbers = {pair[0].getsockname()[1] for pair in ports}
-        assert (len(ports), len(numbers)) == (3, 1)
+    with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 3)) as sockets:
+        numbers = {sock.getsockname()[1] for sock in sockets.http}
+        assert (len(sockets.http), len(numbers)) == (3, 1)
         with pytest.raises(MachineError, match="is in use"):
-            open_ports("127.0.0.1", numbers.pop(), 0, 2)
+            open_sockets("127.0.0.1", numbers.pop(), 0, 2)
+        assert sockets.grpc is not None
+        with pytest.raises(MachineError, match="is in use"):
+            open_sockets("127.0.0.1", 0, sockets.grpc.getsockname()[1], 1)
+    with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
+        assert len(sockets.all) == 1
 
 
 def test_records_of_one_turn_are_one_frame() -> None:
@@ -118,10 +119,11 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
         wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
         edge.on_record(msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
-        edge.web.intake.start(asyncio.get_running_loop())
+        assert isinstance(edge.port, HttpServer)
+        edge.port.intake.start(asyncio.get_running_loop())
         numbers = b",".join([b"123"] * (2 << 20))
         body = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%b]}]}' % (2 << 20, numbers)
-        connection, wire = HttpConnection(edge.web), Wire()
+        connection, wire = HttpConnection(edge.port), Wire()
         connection.connection_made(wire)
         head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         connection.data_received(head)
@@ -211,11 +213,8 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
     async def main() -> None:
         settings, here, there = EdgeSettings(HttpSettings(), 1, 1, 1, 1), Scene(), Address(5 << 48, 0, 100)
         nobody: Any = None
-        with contextlib.ExitStack() as stack:
-            ports = open_ports("127.0.0.1", 0, 0, 1)
-            for sock in ports[0]:
-                stack.enter_context(sock)
-            edges = Edges(nobody, NoPages(), here.arenas, settings, ports)
+        with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
+            edges = Edges(nobody, NoPages(), here.arenas, settings, sockets, Path())
         edges.slots[0].port = port = here.port
         for number in (1, 2, 3):
             port.on_record(Submit(number, "demo", b"x", 7))
@@ -300,7 +299,8 @@ class Running:
             time.sleep(0.02)
 
     def pids(self) -> list[int]:
-        return [slot.pid for slot in self.running.edges.slots if slot.pid is not None]
+        """Of the edges for HTTP."""
+        return [slot.pid for slot in self.running.edges.slots if slot.pid is not None and not slot.is_grpc]
 
 
 def body_of(text: bytes) -> bytes:
@@ -352,7 +352,7 @@ def test_an_edge_that_dies_under_load_loses_its_connections_and_nothing_else(ser
     assert "\nsloop_edges_lost_total 3.0\n" in server.running.metrics.exposition().decode()
     arenas = server.running.edges._arenas
     until_s = time.monotonic() + 10
-    while any(arena.blocks for arena in arenas._held.values()) or len(arenas) > 2:
+    while any(arena.blocks for arena in arenas._held.values()) or len(arenas) > 3:
         assert time.monotonic() < until_s, [arena.blocks for arena in arenas._held.values()]
         time.sleep(0.02)
 
@@ -491,20 +491,19 @@ def test_what_edges_share_and_what_each_has() -> None:
         told: list[ToEdge] = []
         http_settings = HttpSettings(connections_max=10, each_address_max=5, answers_bytes_max=1 << 20)
         settings = EdgeSettings(http_settings, 1 << 20, 1 << 21, 1 << 20, 10)
-        with contextlib.ExitStack() as stack:
-            ports = open_ports("127.0.0.1", 0, 0, 4)
-            for pair in ports:
-                for sock in pair:
-                    stack.enter_context(sock)
-            edges = Edges(None, NoPages(), Arenas(), settings, ports)  # type: ignore[arg-type]  # nobody submits
-            edges.slots[0].port = EdgePort(None, NoPages(), Arenas(), told.append)  # type: ignore[arg-type]
+        with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 4)) as sockets:
+            edges = Edges(None, NoPages(), Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
+            for slot in (edges.slots[0], edges.slots[-1]):
+                slot.port = EdgePort(None, NoPages(), Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
             edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
-        own = edges._settings
+        own, rpc = edges.slots[0].settings, edges.slots[-1].settings
         assert (own.bodies_bytes_max, own.body_bytes_max, own.requests_max) == (1 << 19, 1 << 19, 3)
         assert own.http == http_settings, "of each edge"
-        (model,) = told
-        assert isinstance(model, OfferModel)
-        assert model.limits == Limits(requests=3, bytes=25)
+        assert rpc == msgspec.structs.replace(settings, socket_folder=Path("/state")), "gRPC has one edge"
+        assert [model.limits for model in told if isinstance(model, OfferModel)] == [
+            Limits(requests=3, bytes=25),
+            Limits(requests=10, bytes=100),
+        ]
 
     asyncio.run(main())
 

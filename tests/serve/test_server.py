@@ -24,6 +24,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, save
 
+from benchmarks.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, encode, frame
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name
@@ -33,9 +34,7 @@ from sloop.runlog.segments import FOLDER, segments_in
 from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.deploy import COPIES, Models, UnloadedModel
-from sloop.serve.edge.hpack import encode
-from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
-from sloop.serve.edge.rpc import SERVICE
+from sloop.serve.edge.schema import SERVICE
 from sloop.serve.journal import LogLimits, Observed
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (

@@ -61,6 +61,7 @@ from sloop.text import counted, host_and_port, listed, number
 
 PORT = click.IntRange(0, 65535)
 POSITIVE = Number(min=0, min_open=True)
+OFF: Final = "off"
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop serve app.yaml
@@ -71,6 +72,20 @@ sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 sloop serve app.yaml --host 0.0.0.0 --api-key-file /etc/sloop/keys
 """
 _log = logging.getLogger("sloop.cli")
+
+
+class PortOrOff(click.ParamType[int | None]):
+    """A port as a number, or None for `off`."""
+
+    name = "port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Click's method. `fail` raises wrong use."""
+        return None if value in (None, OFF) else int(PORT(value, param, ctx))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """How it is written in the help."""
+        return f"[PORT|{OFF}]"
 
 
 def listening_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +102,11 @@ def listening_options(command: Callable[..., None]) -> Callable[..., None]:
             "--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one."
         ),
         click.option(
-            "--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one."
+            "--grpc-port",
+            type=PortOrOff(),
+            default="8001",
+            show_default=True,
+            help="Port for gRPC; 0 chooses a free one, off leaves gRPC and its process out.",
         ),
     )
     for option in reversed(options):
@@ -156,14 +175,14 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--connections",
             type=click.IntRange(min=1),
-            help="Most open connections to each port of each edge; at the limit, those without an authorised "
-            "request are closed first for new ones [default: 16384, or what the limit of file descriptors allows].",
+            help="Most open connections to each edge, and to the port of gRPC; at the limit, those without an "
+            "authorised request are closed first for new ones [default: 16384, or what the limit of file descriptors "
+            "allows].",
         ),
         click.option(
             "--connections-each",
             type=click.IntRange(min=1),
-            help="Most open connections from one address (of IPv6, one /64), to each port of each edge [default: half "
-            "of --connections].",
+            help="The same from one address (of IPv6, one /64) [default: half of --connections].",
         ),
         click.option(
             "--answers-bytes",
@@ -314,7 +333,8 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @click.option(
     "--edges",
     type=click.IntRange(min=1, max=EDGES_MAX),
-    help="Processes that accept connections and parse requests [default: the deployment's, or 1].",
+    help="Processes that accept connections of HTTP and parse requests; gRPC has one of its own [default: the "
+    "deployment's, or 1].",
 )
 @click.option(
     "--access-log",
@@ -602,14 +622,15 @@ def addresses(
         "application": deployment.name,
         "applications": names,
         "http": f"{'https' if is_secure else 'http'}://{host_and_port(server.host, server.http_port)}",
-        "grpc": host_and_port(server.host, server.grpc_port),
+        "grpc": None if server.grpc_port is None else host_and_port(server.host, server.grpc_port),
         "state": str(server.folder),
         "log": str(server.journal.path) if server.journal else None,
         "slo_ms": {each.name: each.slo_ms for each in deployment.applications},
         "profiles": [{"model": str(each.model), "profile": str(each.file)} for each in first],
     }
     log = f"event log {value['log']}" if value["log"] else "no event log"
-    where = f"at {value['http']} and grpc://{value['grpc']}; {log}"
+    rpc = f" and grpc://{value['grpc']}" if value["grpc"] else ""
+    where = f"at {value['http']}{rpc}; {log}"
     takes = [
         f"{tensors_line(model.name, model.signature)} at {value['http']}/v2/models/{model.name}/infer"
         for model in server.edges.models.values()

@@ -2,10 +2,10 @@
 told, and their blocks.
 
 The deciding process opens the listening sockets before anything starts, and edges inherit them, so that a port that is
-taken is an error at the start. Each edge has its own pair of sockets, of the same ports (SO_REUSEPORT) if there are
-several: the kernel then spreads connections evenly, where edges that accept from one socket would leave most of them to
-whoever wakes first. The deciding process keeps all of them open: connections that wait when an edge dies wait for its
-successor instead of being reset.
+taken is an error at the start. Each edge has its own socket, those for HTTP of the same port (SO_REUSEPORT) if there
+are several: the kernel then spreads connections evenly, where edges that accept from one socket would leave most of
+them to whoever wakes first. One more edge is for gRPC, if that is wanted. The deciding process keeps all sockets open:
+connections that wait when an edge dies wait for its successor instead of being reset.
 
 An edge that dies loses its connections and nothing else: its requests are cancelled, its blocks are freed when no batch
 reads them, and another one starts, at once if the last one lived for a while and later each time if it did not. One
@@ -23,6 +23,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -82,25 +83,39 @@ STDOUT: Final = "-"
 
 _log: Final = logging.getLogger("sloop.edges")
 
-Ports = tuple[socket.socket, socket.socket]
-"""The listening sockets of one edge, for HTTP and gRPC."""
+
+class EdgeSockets(Struct, frozen=True):
+    """The listening sockets of the edges."""
+
+    http: Sequence[socket.socket]
+    """One for each edge for HTTP."""
+    grpc: socket.socket | None = None
+    """Of the edge for gRPC; None if there is none."""
+
+    @property
+    def all(self) -> Sequence[socket.socket]:
+        """All of them, that for gRPC last."""
+        return self.http if self.grpc is None else (*self.http, self.grpc)
+
+    def close(self) -> None:
+        """Close all."""
+        for sock in self.all:
+            sock.close()
 
 
-def open_ports(host: str, http_port: int, grpc_port: int, edges: int) -> list[Ports]:
-    """The listening sockets of all edges. Port 0 selects a free one. Raises `MachineError` for a port that is taken,
-    also by another server that would share it."""
+def open_sockets(host: str, http_port: int, grpc_port: int | None, edges: int) -> EdgeSockets:
+    """The listening sockets of so many edges for HTTP, and of one for gRPC unless its port is None. Port 0 selects a
+    free one. Raises `MachineError` for a port that is taken, also by another server that would share it."""
     with ExitStack() as stack:
-        both: list[list[socket.socket]] = []
-        for port in (http_port, grpc_port):
-            first = stack.enter_context(listen(host, port))
-            own = [first]
-            if edges > 1:
-                chosen = int(first.getsockname()[1])
-                first.close()  # it has shown that nobody else is there
-                own = [stack.enter_context(listen(host, chosen, is_shared=True)) for _ in range(edges)]
-            both.append(own)
+        first = stack.enter_context(listen(host, http_port))
+        own = [first]
+        if edges > 1:
+            chosen = int(first.getsockname()[1])
+            first.close()  # it has shown that nobody else is there
+            own = [stack.enter_context(listen(host, chosen, is_shared=True)) for _ in range(edges)]
+        grpc = None if grpc_port is None else stack.enter_context(listen(host, grpc_port))
         stack.pop_all()  # all are open: they stay so
-    return list(zip(*both, strict=True))
+    return EdgeSockets(own, grpc)
 
 
 class EdgePort:
@@ -211,8 +226,9 @@ class ServingEdge(Struct, frozen=True):
 
     name: str
     address: str
-    """Where clients connect by HTTP."""
+    """Where clients connect by HTTP; empty for the edge for gRPC."""
     grpc_address: str
+    """Where they connect by gRPC; empty for the others."""
     pid: int
     ready: bool
     """Whether it accepts connections."""
@@ -223,10 +239,10 @@ class ServingEdge(Struct, frozen=True):
 
 
 class EdgeSlot:
-    """One of the edges: its sockets, and the process that serves on them now."""
+    """One of the edges: its socket, and the process that serves on it now. `settings` are its own."""
 
-    def __init__(self, number: int, ports: Ports) -> None:
-        self.number, self.ports = number, ports
+    def __init__(self, name: str, sock: socket.socket, settings: EdgeSettings) -> None:
+        self.name, self.socket, self.settings = name, sock, settings
         self.port: EdgePort | None = None
         self.link: RecordLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -240,21 +256,27 @@ class EdgeSlot:
         self.silence = Silence()
 
     @property
+    def is_grpc(self) -> bool:
+        """Whether it is for gRPC."""
+        return self.settings.socket_folder is not None
+
+    @property
     def pid(self) -> int | None:
         """The process that serves now."""
         return self.process.pid if self.process is not None else None
 
     def as_serving(self, zero_ns: int) -> ServingEdge:
         """The edge, for a server that began at `zero_ns`."""
-        web, grpc = (host_and_port(*sock.getsockname()[:2]) for sock in self.ports)
+        address = host_and_port(*self.socket.getsockname()[:2])
+        both = ("", address) if self.is_grpc else (address, "")
         count = len(self.port.requests) if self.port is not None else 0
         since_s = to_s(self.since_ns - zero_ns)
-        return ServingEdge(f"edge {self.number}", web, grpc, self.pid or 0, self.is_ready, since_s, count)
+        return ServingEdge(self.name, *both, self.pid or 0, self.is_ready, since_s, count)
 
 
 class Edges:
-    """All edges of a server, as many as `ports` has pairs of sockets. `settings` are those of all together. `holders`
-    has the agents, which hold arenas with answers. Create it inside the running event loop."""
+    """All edges of a server, as many as there are `sockets`. `settings` are those of all for HTTP together, and of the
+    one for gRPC. `holders` has the agents, which hold arenas with answers. Create it inside the running event loop."""
 
     def __init__(  # what an edge stands between
         self,
@@ -262,7 +284,8 @@ class Edges:
         pages: Pages,
         arenas: Arenas,
         settings: EdgeSettings,
-        ports: Sequence[Ports],
+        sockets: EdgeSockets,
+        folder: Path,
         *,
         holders: HolderTable | None = None,
         loop: AbstractEventLoop | None = None,
@@ -271,15 +294,17 @@ class Edges:
         self._table = holders or HolderTable()
         self._table.on_change.append(lambda: self._tell(self._holders()))
         self._loop = loop or asyncio.get_running_loop()
-        count = len(ports)
+        self._count = count = len(sockets.http)
         all_bytes = max(1, settings.bodies_bytes_max // count)
-        self._settings = structs.replace(
+        shared = structs.replace(
             settings,
             bodies_bytes_max=all_bytes,
             body_bytes_max=min(settings.body_bytes_max, all_bytes),
             requests_max=_share(settings.requests_max, count),
         )
-        self.slots = [EdgeSlot(number, own) for number, own in enumerate(ports)]
+        self.slots = [EdgeSlot(f"edge {number}", sock, shared) for number, sock in enumerate(sockets.http)]
+        if sockets.grpc is not None:
+            self.slots.append(EdgeSlot("gRPC edge", sockets.grpc, structs.replace(settings, socket_folder=folder)))
         self.models: dict[str, OfferModel] = {}
         self.deaths = 0
         """Edges that have died."""
@@ -295,7 +320,9 @@ class Edges:
     def offer(self, model: OfferModel) -> None:
         """Offer a model, or tell what has changed about it."""
         self.models[model.name] = model
-        self._tell(self._shared(model))
+        for slot in self.slots:
+            if slot.port is not None:
+                slot.port.tell(self._shared(model, slot))
 
     def withdraw(self, name: str) -> None:
         """Offer a model no longer. Its open requests are finished."""
@@ -356,8 +383,7 @@ class Edges:
         """End all within a bounded time."""
         self._is_closing = True
         for slot in self.slots:
-            for sock in slot.ports:
-                sock.close()
+            slot.socket.close()
             if slot.link is not None:
                 slot.link.send(CloseEdge())
         with suppress(TimeoutError):
@@ -384,9 +410,9 @@ class Edges:
         """The agents, which hold arenas with answers."""
         return Holders(self._table.on(machine()), self._table.endpoints())
 
-    def _shared(self, model: OfferModel) -> OfferModel:
-        """The model as one edge offers it: with its share of the limits."""
-        count, limits = len(self.slots), model.limits
+    def _shared(self, model: OfferModel, slot: EdgeSlot) -> OfferModel:
+        """The model as one edge offers it: with its share of the limits, which hold for HTTP and for gRPC."""
+        count, limits = 1 if slot.is_grpc else self._count, model.limits
         if count == 1 or not (limits.requests or limits.bytes):
             return model
         shared = replace(limits, requests=_share(limits.requests, count), bytes=_share(limits.bytes, count))
@@ -399,13 +425,13 @@ class Edges:
         try:
             self._spawn(slot)
         except OSError as error:
-            _log.error("edge %d cannot be started: %s", slot.number, error)
+            _log.error("%s cannot be started: %s", slot.name, error)
             self._replace(slot)
             return
         assert slot.port is not None
         slot.port.tell(self._holders())
         for model in self.models.values():
-            slot.port.tell(self._shared(model))
+            slot.port.tell(self._shared(model, slot))
 
     def _spawn(self, slot: EdgeSlot) -> None:
         ours, theirs = socket_pair()
@@ -419,9 +445,9 @@ class Edges:
         )
         port = EdgePort(self._driver, self._pages, self._arenas, link.send)
         arena = port.arena
-        settings = structs.replace(self._settings, arena=arena.number if arena is not None else 0)
-        fds = [theirs.fileno(), *(sock.fileno() for sock in slot.ports), *([arena.fd] if arena is not None else [])]
-        arguments = (*fds[:3], arena.fd if arena is not None else -1, os.getpid())
+        settings = structs.replace(slot.settings, arena=arena.number if arena is not None else 0)
+        fds = [theirs.fileno(), slot.socket.fileno(), *([arena.fd] if arena is not None else [])]
+        arguments = (*fds[:2], arena.fd if arena is not None else -1, os.getpid())
         output = 1 if settings.access_log == STDOUT else None
         try:
             with theirs:
@@ -500,7 +526,7 @@ class Edges:
             process.poll()
         if not self._is_closing:
             self.deaths += 1
-            _log.error("edge %d has died (%s); %s lost", slot.number, _ending(why, process), lost)
+            _log.error("%s has died (%s); %s lost", slot.name, _ending(why, process), lost)
             self._replace(slot)
         self._changed.set()
 

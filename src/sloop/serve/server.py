@@ -67,7 +67,7 @@ from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import ADMIN, Keys
-from sloop.serve.edges import Edges, Ports, open_ports
+from sloop.serve.edges import Edges, EdgeSockets, open_sockets
 from sloop.serve.gpus import AssignedGpus, opened_gpus
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal, LogLimits, Observed
@@ -178,7 +178,8 @@ class Settings:
 
     host: str = "127.0.0.1"
     http_port: int = 8000
-    grpc_port: int = 8001
+    grpc_port: int | None = 8001
+    """None: no gRPC."""
     api_key: str = ""
     """A key that clients may send; empty for none."""
     api_key_file: Path | None = None
@@ -217,10 +218,10 @@ class Settings:
     """How the machines of the cluster are reached; None if this machine is all there is."""
 
     edges: int | None = None
-    """Processes that accept connections and parse requests. None: those of the deployment, or else one."""
+    """Processes that accept connections of HTTP and parse requests. None: those of the deployment, or else one."""
 
     def edges_of(self, deployment: Deployment) -> int:
-        """How many edges there are."""
+        """How many edges there are for HTTP."""
         return self.edges or deployment.edges or 1
 
     def edge(self, deployment: Deployment) -> EdgeSettings:
@@ -250,7 +251,7 @@ class Serving:
 
     host: str
     http_port: int
-    grpc_port: int
+    grpc_port: int | None
     driver: Driver
     backend: Backend
     planner: PlannerProcess
@@ -431,7 +432,7 @@ async def serving(
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
         deployment, gpus = stack.enter_context(here)
         setup = replace(setup, deployment=deployment)
-        ports = stack.enter_context(opened(settings, settings.edges_of(deployment)))
+        sockets = stack.enter_context(opened(settings, settings.edges_of(deployment)))
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
         core = setup.core()
@@ -468,7 +469,7 @@ async def serving(
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
-        edges = Edges(driver, insight, arenas, bounds, ports, holders=holders)
+        edges = Edges(driver, insight, arenas, bounds, sockets, folder, holders=holders)
         offer_all(edges, deployment, versions, insight)
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
         stack.enter_context(deployer.keeping(models, left_out))
@@ -484,7 +485,8 @@ async def serving(
         control = ControlSocket(deployer.handle)
         control.start(folder)
         stack.push_async_callback(control.close)
-        web, grpc = (int(sock.getsockname()[1]) for sock in ports[0])
+        web = int(sockets.http[0].getsockname()[1])
+        grpc = None if sockets.grpc is None else int(sockets.grpc.getsockname()[1])
         yield Serving(settings.host, web, grpc, driver, backend, planner, metrics, insight, journal, folder, edges)
 
 
@@ -495,15 +497,13 @@ def offer_all(edges: Edges, deployment: Deployment, versions: Sequence[ServedVer
 
 
 @contextmanager
-def opened(settings: Settings, edges: int) -> Iterator[list[Ports]]:
+def opened(settings: Settings, edges: int) -> Iterator[EdgeSockets]:
     """The listening sockets of all edges, which are closed when the context ends."""
-    ports = open_ports(settings.host, settings.http_port, settings.grpc_port, edges)
+    sockets = open_sockets(settings.host, settings.http_port, settings.grpc_port, edges)
     try:
-        yield ports
+        yield sockets
     finally:
-        for pair in ports:
-            for sock in pair:
-                sock.close()
+        sockets.close()
 
 
 def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need

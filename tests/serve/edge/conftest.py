@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sloop.serve.edge.rpc import Rpc
-from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
+from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, rpc_server, web_server
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     gateway.service = service = make_service(gateway)
     listener = web_server(service)
     gateway.port = loop_thread.serve(listener)
-    rpc = Rpc(service, requests_max=64)
+    rpc = rpc_server(service, requests_max=64)
     gateway.grpc_port = loop_thread.serve(rpc)
     yield gateway
     loop_thread.call(rpc.close(1.0))

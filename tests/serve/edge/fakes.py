@@ -1,6 +1,7 @@
 """A fake driver that answers as it is told, the service before it, and a loop in a thread for blocking clients."""
 
 import asyncio
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
@@ -226,6 +227,16 @@ def web_server(
     )
 
 
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+"""Of the Unix sockets of gRPC servers; they go with the process."""
+
+
+def rpc_server(service: InferenceService, *, requests_max: int = 64, **bounds: Any) -> Rpc:
+    """The gRPC server of a service, not started."""
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="sloop"))
+    return Rpc(service, Path(FOLDERS[-1].name), requests_max=requests_max, **bounds)
+
+
 class LoopThread:
     """An event loop in a thread, so that tests may use blocking clients."""
 
@@ -263,7 +274,9 @@ class LoopThread:
 
         async def start() -> int:
             sock = listen("127.0.0.1", 0)
-            server.start(sock)
+            started = server.start(sock)
+            if started is not None:
+                await started
             return int(sock.getsockname()[1])
 
         self.served.append(server)

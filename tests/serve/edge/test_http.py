@@ -16,10 +16,10 @@ from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.listener import listen
-from sloop.serve.edge.rpc import SERVICE, Rpc, message_class
+from sloop.serve.edge.schema import SERVICE, message_class
 from sloop.serve.protocols import RequestResult
 from sloop.vocabulary import Outcome
-from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
+from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, rpc_server, web_server
 
 pytestmark = pytest.mark.live
 
@@ -151,7 +151,7 @@ def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_
     driver, bodies = FakeDriver(), BodyMemory(2000, 2000)
     service = make_service(Gateway(driver), bodies=bodies)
     listener = web_server(service, requests_max=8)
-    rpc = Rpc(service, requests_max=8)
+    rpc = rpc_server(service, requests_max=8)
     port, grpc_port = loop_thread.serve(listener), loop_thread.serve(rpc)
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]},

@@ -1,20 +1,20 @@
-"""An edge: HTTP and gRPC in front, records of the deciding process behind.
+"""An edge: HTTP or gRPC in front, records of the deciding process behind.
 
 `EdgeServer` is the edge itself. `sloop.serve.edges` starts its process as
-`python -m sloop.serve.edge.process LINK WEB GRPC ARENA PARENT`, where all but the last are file descriptors; its
-settings come on stdin. It never outlives the server, holds nothing that must not be lost, and ends when its socket
-closes.
+`python -m sloop.serve.edge.process LINK PORT ARENA PARENT`, where all but the last are file descriptors; its settings
+come on stdin. It never outlives the server, holds nothing that must not be lost, and ends when its socket closes.
 """
 
 import asyncio
 import gc
 import os
+import resource
 import socket
 import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import uvloop
@@ -26,7 +26,6 @@ from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpServer, HttpSettings
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.rest import Rest
-from sloop.serve.edge.rpc import Rpc
 from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.heartbeat import HEARTBEAT_S
@@ -53,12 +52,19 @@ from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Arena
 
+if TYPE_CHECKING:
+    from sloop.serve.edge.rpc import Rpc
+
 LAST_READ_S: Final = 0.1
 """After the drain, ports stay open for so long: what clients have sent by then, but nobody has read, is answered."""
 LEAVE_S: Final = 0.5
 """How long clients have to receive their last answers after the drain."""
 COUNT_S: Final = 1.0
 """How often an edge reports its counts."""
+GRPC_BYTES: Final = 2**30
+"""What an edge for gRPC may have in memory beside twice the bytes of its requests. Grpcio's server counts neither what
+it receives nor what it sends; if a flood of messages of clients with keys exceeds this, the edge ends, and another one
+takes its place."""
 GARBAGE_MIN: Final = 50_000
 """Allocations before Python searches for cyclic garbage. Requests create none; with Python's default of 700, the search
 took a third of a request's time."""
@@ -85,6 +91,8 @@ class EdgeSettings(Struct, frozen=True):
     """How machines check each other."""
     log_group: int = NOBODY
     """The number of a group that may read the access log."""
+    socket_folder: Path | None = None
+    """Of an edge for gRPC: the folder for its Unix socket. None for an edge for HTTP."""
 
     def encode(self) -> bytes:
         """As bytes, for `decode`."""
@@ -112,25 +120,10 @@ class EdgeServer:
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
         self.service = InferenceService(self.sink, self.sink, bodies, self.keys, has_repository=has_repository)
-        rest = Rest(self.service)
-        self.web = HttpServer(
-            rest.answer,
-            bodies=bodies,
-            requests_max=settings.requests_max,
-            settings=settings.http,
-            authorise=rest.authorise,
-            deadline_ns=rest.deadline_ns,
-        )
-        self.rpc = Rpc(
-            self.service,
-            requests_max=settings.requests_max,
-            connections_max=settings.http.connections_max,
-            each_address_max=settings.http.each_address_max,
-            tls=settings.http.tls,
-            intake=self.web.intake,
-        )
+        self.port = self._web(settings) if settings.socket_folder is None else self._rpc(settings)
+        """What speaks with the clients."""
         self._access = AccessLog(settings.access_log, settings.log_group) if settings.access_log else None
-        self.web.access = self.rpc.server.access = self._access
+        self.port.access = self._access
         self._allocated_bytes = 0
         self.acts: Mapping[type, Callable[[Any], None]] = {
             RequestEnded: self.sink.on_end,
@@ -138,16 +131,41 @@ class EdgeServer:
             Page: self.sink.on_page,
             OfferModel: self._offer,
             WithdrawModel: self._withdraw,
-            DrainEdge: lambda _: self.web.drain(),
+            DrainEdge: lambda _: self.port.drain(),
             ReloadFiles: lambda _: self._reload(),
             Holders: self.sink.set_holders,
         }
         """What to do for each kind of record."""
 
-    def start(self, web: socket.socket, grpc: socket.socket) -> None:
-        """Accept connections on two listening sockets, which this object then owns. Call it in the event loop."""
-        self.web.start(web)
-        self.rpc.start(grpc)
+    def _web(self, settings: EdgeSettings) -> "HttpServer | Rpc":
+        rest = Rest(self.service)
+        return HttpServer(
+            rest.answer,
+            bodies=self.service.bodies,
+            requests_max=settings.requests_max,
+            settings=settings.http,
+            authorise=rest.authorise,
+            deadline_ns=rest.deadline_ns,
+        )
+
+    def _rpc(self, settings: EdgeSettings) -> "HttpServer | Rpc":
+        from sloop.serve.edge.rpc import Rpc  # noqa: PLC0415  # edges for HTTP need no grpcio, which takes 30 MB
+
+        assert settings.socket_folder is not None
+        return Rpc(
+            self.service,
+            settings.socket_folder,
+            requests_max=settings.requests_max,
+            connections_max=settings.http.connections_max,
+            each_address_max=settings.http.each_address_max,
+            tls=settings.http.tls,
+        )
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept connections on a listening socket, which this object then owns."""
+        started = self.port.start(sock)
+        if started is not None:
+            await started
 
     def on_record(self, record: ToEdge) -> None:
         """Do what the deciding process says."""
@@ -156,8 +174,7 @@ class EdgeServer:
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
         await asyncio.sleep(LAST_READ_S)
-        # Both at the same time, so that clients who do not read delay the end once.
-        await asyncio.gather(self.web.close(LEAVE_S), self.rpc.close(LEAVE_S))
+        await self.port.close(LEAVE_S)
         if self._access is not None:
             self._access.close()
 
@@ -165,14 +182,14 @@ class EdgeServer:
         """What was counted so far, and what is held now. Call it about once in `COUNT_S`: memory that was not used
         since the call before is given back."""
         self._trim()
-        web, grpc, bodies = self.web, self.rpc.server, self.service.bodies
+        port, bodies = self.port, self.service.bodies
         return EdgeCounts(
             held_bytes=bodies.held_bytes,
-            unsent_bytes=web.unsent_bytes,
-            connections=len(web.listener.connections) + len(grpc.listener.connections),
+            unsent_bytes=port.unsent_bytes,
+            connections=len(port.listener.connections),
             refused=dict(bodies.refused),
-            refused_connections=dict(web.listener.refused + grpc.listener.refused),
-            expired=dict(web.expired),
+            refused_connections=dict(port.listener.refused),
+            expired=dict(port.expired),
             keys=dict(self.keys.accepted),
             keys_refused=dict(self.keys.refused),
             models={name: (quota.held_bytes, dict(quota.refused)) for name, quota in bodies.quotas.items()},
@@ -188,8 +205,7 @@ class EdgeServer:
 
     def _reload(self) -> None:
         self.keys.reload()
-        self.web.listener.reload()
-        self.rpc.server.listener.reload()
+        self.port.listener.reload()
         if self._access is not None:
             self._access.reopen()
 
@@ -220,9 +236,9 @@ class EdgeProcess:
             CloseEdge: lambda _: self._ended.set(),
         }
 
-    async def serve(self, web: socket.socket, grpc: socket.socket) -> None:
+    async def serve(self, port: socket.socket) -> None:
         """Serve until the deciding process says that it is over, or closes the socket."""
-        self._server.start(web, grpc)
+        await self._server.start(port)
         self._link.send(EdgeReady())
         self._count()
         self._send_heartbeat()
@@ -250,15 +266,18 @@ class EdgeProcess:
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
-    link, web, grpc, memory, parent = map(int, arguments)
-    begin(parent, (link, web, grpc, memory))
+    link, port, memory, parent = map(int, arguments)
+    begin(parent, (link, port, memory))
     log_directly()
     settings = EdgeSettings.decode(sys.stdin.buffer.read())
     arena = Arena(settings.arena, memory) if memory >= 0 else None
+    if settings.socket_folder is not None:
+        most = 2 * settings.bodies_bytes_max + GRPC_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
     async def serve() -> None:
         edge = EdgeProcess(asyncio.get_running_loop(), socket.socket(fileno=link), settings, arena, parent)
-        await edge.serve(socket.socket(fileno=web), socket.socket(fileno=grpc))
+        await edge.serve(socket.socket(fileno=port))
 
     return_large_memory()
     gc.freeze()

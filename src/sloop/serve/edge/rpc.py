@@ -1,32 +1,38 @@
-"""The Open Inference Protocol v2 over gRPC, for the same `InferenceService` as REST.
+"""The Open Inference Protocol v2 over gRPC, for the same `InferenceService` as REST, on grpcio's server.
 
-The protobuf messages are built at import from the table `_FIELDS`, so no generated code is needed. A message is read
-field by field before protobuf parses it, so that what it contains is bounded as well as its size. Source: Open
-Inference Protocol v2, "GRPC".
+The key of a call is checked when its head (the headers) has come (`KeyCheck`), before the message is asked for: until
+then grpcio holds at most a window of it (64 KiB). Messages are taken as they were sent, and decompressed here, where
+that is bounded. Source: Open Inference Protocol v2, "GRPC", and "GRPC Health Checking Protocol".
 """
 
+import asyncio
 import json
 import logging
+import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
+import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from msgspec import Struct
 
-from sloop.serve.blocks import COPIED_BYTES
 from sloop.serve.edge import service as offered
-from sloop.serve.edge.hpack import Field, encode
-from sloop.serve.edge.http2 import Buffer, Call, Http2Server
+from sloop.serve.edge.access import AccessLog
+from sloop.serve.edge.bodies import BodyReservation
 from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, identity_of, named
-from sloop.serve.edge.inputs import InputValidator, check_raw, check_strings_in_steps, converted, pack
-from sloop.serve.edge.intake import Intake
-from sloop.serve.edge.listener import Tls
+from sloop.serve.edge.inputs import Buffer, InputValidator, check_raw, check_strings_in_steps, pack
+from sloop.serve.edge.listener import Listener, Tls
 from sloop.serve.edge.parameters import (
     ELAPSED,
     OF_INPUT,
@@ -40,241 +46,17 @@ from sloop.serve.edge.parameters import (
     check_count,
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
+from sloop.serve.edge.relay import Relay, RelayedConnection
+from sloop.serve.edge.schema import METHODS, POOL, SERVICE, message_class
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
-from sloop.serve.edge.steps import Steps, within
+from sloop.serve.edge.steps import at_once
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
 from sloop.serve.protocols import RequestResult
-from sloop.tensor import ITEM_BYTES, LENGTH_BYTES, Port, Tensor
-from sloop.text import quoted
+from sloop.tensor import Port, Tensor
+from sloop.text import quoted, shortened
+from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Outcome
-
-PACKAGE: Final = "inference"
-SERVICE: Final = "inference.GRPCInferenceService"
-
-# message → ((field, type, number), …); a type in capitals is another message, "[]" repeats, "{}" maps from strings
-_FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
-    "ServerLiveRequest": (),
-    "ServerLiveResponse": (("live", "bool", 1),),
-    "ServerReadyRequest": (),
-    "ServerReadyResponse": (("ready", "bool", 1),),
-    "ModelReadyRequest": (("name", "string", 1), ("version", "string", 2)),
-    "ModelReadyResponse": (("ready", "bool", 1),),
-    "ServerMetadataRequest": (),
-    "ServerMetadataResponse": (("name", "string", 1), ("version", "string", 2), ("extensions", "string[]", 3)),
-    "ModelMetadataRequest": (("name", "string", 1), ("version", "string", 2)),
-    "ModelMetadataResponse.TensorMetadata": (
-        *(("name", "string", 1), ("datatype", "string", 2), ("shape", "int64[]", 3)),
-        ("parameters", "InferParameter{}", 4),  # as MLServer extends the protocol
-    ),
-    "ModelMetadataResponse": (
-        ("name", "string", 1),
-        ("versions", "string[]", 2),
-        ("platform", "string", 3),
-        ("inputs", "ModelMetadataResponse.TensorMetadata[]", 4),
-        ("outputs", "ModelMetadataResponse.TensorMetadata[]", 5),
-        ("parameters", "InferParameter{}", 6),  # as MLServer extends the protocol
-    ),
-    "InferParameter": (
-        ("bool_param", "bool", 1),
-        ("int64_param", "int64", 2),
-        ("string_param", "string", 3),
-        ("double_param", "double", 4),
-        ("uint64_param", "uint64", 5),
-    ),
-    "InferTensorContents": (
-        ("bool_contents", "bool[]", 1),
-        ("int_contents", "int32[]", 2),
-        ("int64_contents", "int64[]", 3),
-        ("uint_contents", "uint32[]", 4),
-        ("uint64_contents", "uint64[]", 5),
-        ("fp32_contents", "float[]", 6),
-        ("fp64_contents", "double[]", 7),
-        ("bytes_contents", "bytes[]", 8),
-    ),
-    "ModelInferRequest.InferInputTensor": (
-        ("name", "string", 1),
-        ("datatype", "string", 2),
-        ("shape", "int64[]", 3),
-        ("parameters", "InferParameter{}", 4),
-        ("contents", "InferTensorContents", 5),
-    ),
-    "ModelInferRequest.InferRequestedOutputTensor": (("name", "string", 1), ("parameters", "InferParameter{}", 2)),
-    "ModelInferRequest": (
-        ("model_name", "string", 1),
-        ("model_version", "string", 2),
-        ("id", "string", 3),
-        ("parameters", "InferParameter{}", 4),
-        ("inputs", "ModelInferRequest.InferInputTensor[]", 5),
-        ("outputs", "ModelInferRequest.InferRequestedOutputTensor[]", 6),
-        ("raw_input_contents", "bytes[]", 7),
-    ),
-    "ModelInferResponse.InferOutputTensor": (
-        ("name", "string", 1),
-        ("datatype", "string", 2),
-        ("shape", "int64[]", 3),
-        ("parameters", "InferParameter{}", 4),
-        ("contents", "InferTensorContents", 5),
-    ),
-    "ModelInferResponse": (
-        ("model_name", "string", 1),
-        ("model_version", "string", 2),
-        ("id", "string", 3),
-        ("parameters", "InferParameter{}", 4),
-        ("outputs", "ModelInferResponse.InferOutputTensor[]", 5),
-        ("raw_output_contents", "bytes[]", 6),
-    ),
-    # Triton's extensions
-    "ModelConfigRequest": (("name", "string", 1), ("version", "string", 2)),
-    "ModelConfigResponse": (("config", "ModelConfig", 1),),
-    "ModelConfig": (
-        ("name", "string", 1),
-        ("platform", "string", 2),
-        ("max_batch_size", "int32", 4),
-        ("input", "ModelInput[]", 5),
-        ("output", "ModelOutput[]", 6),
-        ("parameters", "ModelParameter{}", 14),
-        ("backend", "string", 17),
-    ),
-    "ModelParameter": (("string_value", "string", 1),),
-    "ModelInput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 4), ("optional", "bool", 8)),
-    "ModelOutput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 3)),
-    "ModelStatisticsRequest": (("name", "string", 1), ("version", "string", 2)),
-    "ModelStatisticsResponse": (("model_stats", "ModelStatistics[]", 1),),
-    "ModelStatistics": (
-        ("name", "string", 1),
-        ("version", "string", 2),
-        ("last_inference", "uint64", 3),
-        ("inference_count", "uint64", 4),
-        ("execution_count", "uint64", 5),
-        ("inference_stats", "InferStatistics", 6),
-        ("batch_stats", "InferBatchStatistics[]", 7),
-    ),
-    "StatisticDuration": (("count", "uint64", 1), ("ns", "uint64", 2)),
-    "InferStatistics": (
-        ("success", "StatisticDuration", 1),
-        ("fail", "StatisticDuration", 2),
-        ("queue", "StatisticDuration", 3),
-        ("compute_input", "StatisticDuration", 4),
-        ("compute_infer", "StatisticDuration", 5),
-        ("compute_output", "StatisticDuration", 6),
-        ("cache_hit", "StatisticDuration", 7),
-        ("cache_miss", "StatisticDuration", 8),
-    ),
-    "InferBatchStatistics": (
-        ("batch_size", "uint64", 1),
-        ("compute_input", "StatisticDuration", 2),
-        ("compute_infer", "StatisticDuration", 3),
-        ("compute_output", "StatisticDuration", 4),
-    ),
-    "ModelRepositoryParameter": (
-        ("bool_param", "bool", 1),
-        ("int64_param", "int64", 2),
-        ("string_param", "string", 3),
-        ("bytes_param", "bytes", 4),
-    ),
-    "RepositoryIndexRequest": (("repository_name", "string", 1), ("ready", "bool", 2)),
-    "RepositoryIndexResponse.ModelIndex": (
-        ("name", "string", 1),
-        ("version", "string", 2),
-        ("state", "string", 3),
-        ("reason", "string", 4),
-    ),
-    "RepositoryIndexResponse": (("models", "RepositoryIndexResponse.ModelIndex[]", 1),),
-    "RepositoryModelLoadRequest": (
-        ("repository_name", "string", 1),
-        ("model_name", "string", 2),
-        ("parameters", "ModelRepositoryParameter{}", 3),
-    ),
-    "RepositoryModelLoadResponse": (),
-    "RepositoryModelUnloadRequest": (
-        ("repository_name", "string", 1),
-        ("model_name", "string", 2),
-        ("parameters", "ModelRepositoryParameter{}", 3),
-    ),
-    "RepositoryModelUnloadResponse": (),
-    "CheckRequest": (("service", "string", 1),),
-    "CheckResponse": (("status", "int32", 1),),
-}
-_ONE_OF: Final = {"InferParameter": "parameter_choice", "ModelRepositoryParameter": "parameter_choice"}
-METHODS: Final = (
-    "ServerLive",
-    "ServerReady",
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelInfer",
-    "ModelConfig",
-    "ModelStatistics",
-    "RepositoryIndex",
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-)
-
-_SCALARS: Final = {
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "uint32": FieldDescriptorProto.TYPE_UINT32,
-    "uint64": FieldDescriptorProto.TYPE_UINT64,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "double": FieldDescriptorProto.TYPE_DOUBLE,
-}
-
-
-def _describe() -> FileDescriptorProto:
-    file = FileDescriptorProto(name="sloop/inference.proto", package=PACKAGE, syntax="proto3")
-    known: dict[str, DescriptorProto] = {}
-    for path in sorted(_FIELDS):  # an outer message sorts before those inside it
-        outer, _, name = path.rpartition(".")
-        message = (known[outer].nested_type if outer else file.message_type).add(name=name)
-        known[path] = message
-    for path, fields in _FIELDS.items():
-        message = known[path]
-        if path in _ONE_OF:
-            message.oneof_decl.add(name=_ONE_OF[path])
-        for name, kind, number in fields:
-            _add_field(message, path, name, kind, number)
-    service = file.service.add(name=SERVICE.rpartition(".")[2])
-    for method in METHODS:
-        service.method.add(
-            name=method, input_type=f".{PACKAGE}.{method}Request", output_type=f".{PACKAGE}.{method}Response"
-        )
-    return file
-
-
-def _add_field(message: DescriptorProto, path: str, name: str, kind: str, number: int) -> None:
-    base = kind.removesuffix("[]").removesuffix("{}")
-    repeated = kind != base
-    field = message.field.add(name=name, number=number)
-    field.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-    if path in _ONE_OF:
-        field.oneof_index = 0
-    if kind.endswith("{}"):
-        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
-        entry = message.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        _add_field(entry, "", "key", "string", 1)
-        _add_field(entry, "", "value", base, 2)
-        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{path}.{entry_name}"
-    elif base in _SCALARS:
-        field.type = _SCALARS[base]
-    else:
-        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{base}"
-
-
-_POOL: Final = DescriptorPool()
-_POOL.AddSerializedFile(_describe().SerializeToString())
-
-
-@cache
-def message_class(name: str) -> Any:  # noqa: ANN401  # protobuf's generated attributes have no static types
-    """The class of a message, such as `ModelInferRequest`."""
-    found: type[Message] = GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-    return found
-
 
 CONTENTS: Final = {
     "BOOL": "bool_contents",
@@ -291,182 +73,402 @@ CONTENTS: Final = {
     "BYTES": "bytes_contents",
 }
 """The field that holds the elements of a datatype; FP16 and BF16 are sent as raw bytes only."""
-ELEMENTS: Final = {
-    "bool_contents": (1, 0),
-    "int_contents": (2, 0),
-    "int64_contents": (3, 0),
-    "uint_contents": (4, 0),
-    "uint64_contents": (5, 0),
-    "fp32_contents": (6, 5),
-    "fp64_contents": (7, 1),
-    "bytes_contents": (8, 2),
-}
-"""The numbers of these fields, and the wire type of a single element: numbers may be packed (2) as well."""
-NAMES: Final = {number: name for name, (number, _) in ELEMENTS.items()}
 HEADROOM_BYTES: Final = 64 * 1024
 """Extra bytes of a message for names, shapes and parameters."""
 QUERY_BYTES_MAX: Final = 16 * 1024
 """The largest message of a method other than inference."""
-UNREAD_BYTES_MAX: Final = 16 * 1024
-"""Protobuf parses a smaller message at once: in 16 KiB there cannot be much. A larger one is read in steps."""
-CONTENTS_BYTES_MIN: Final = 1024
-"""A smaller input of a large message is left to protobuf with its typed contents."""
-REST_BYTES_MAX: Final = 128 * 1024
-"""The most that a large message may have beside tensors: protobuf parses it at once."""
-DIMENSIONS_MAX: Final = 64
-VARINTS_AT_ONCE: Final = 4096
-FIELDS_AT_ONCE: Final = 128
-"""Numbers of so many bytes, or so many fields, are read in some 0.1 ms."""
+SMALL_BYTES: Final = 16 * 1024
+"""Protobuf parses a smaller message as it is: in 16 KiB there cannot be much."""
 FIELDS_MAX: Final = 8_192
-"""Fields of a message, with those of the messages in it: reading so many takes some 5 ms. A packed list is one."""
-TYPED_BYTES_MAX: Final = 8 * 2**20
-"""The most that the typed contents of one input may have: JSON's bound."""
+"""Fields of a message, with those of its inputs and outputs: a field of two bytes would become a hundred in memory."""
+PARSED_BYTES_MAX: Final = 8 * 2**20 + 128 * 1024
+"""The most that a message may have beside its raw contents."""
+DIMENSIONS_MAX: Final = 64
+INFLATED_BYTES_MAX: Final = 8 * 2**20
+"""The most that a compressed message may become: some 20 ms of work, like JSON's bound."""
+RATIO_MAX: Final = 100
+RATIO_BYTES_MIN: Final = 2**20
+"""A message that becomes more than a hundred times as long is refused as soon as it has become so long."""
+GZIP, DEFLATE = b"\x1f\x8b", b"\x78"
+"""How a compressed message begins. Neither begins a message of the protocol: protobuf has no type 7, in which the first
+byte of gzip would end, and no message has a field 15."""
+STREAMS_MAX: Final = 100
+"""Open calls of a connection. What a client asks for beyond that waits at the client."""
+HEAD_BYTES_MAX: Final = 16 * 1024
+SEND_S_MAX: Final = 60
+"""How long a message may take to arrive."""
+IDLE_S_MAX: Final = 620
+"""How long a connection may be without calls: clients of gRPC keep one open for their next call. See `http.IDLE_S`."""
+UNREQUESTED_S_MAX: Final = 1
+"""How long a call may wait until Python looks at it."""
+PREFACE_S_MAX: Final = 10
+"""How long a client may take for the first frames of its connection."""
+YOUNG_NS: Final = 10 * NS_PER_MS
+"""Nobody who wants an answer gives it up so soon."""
+SOCKET: Final = "grpc.sock"
+OPTIONS: Final = (
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_metadata_size", HEAD_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", HEAD_BYTES_MAX),
+    ("grpc.max_connection_idle_ms", 1000 * IDLE_S_MAX),
+    ("grpc.server_handshake_timeout_ms", 1000 * PREFACE_S_MAX),
+    ("grpc.server_max_unrequested_time_in_server", UNREQUESTED_S_MAX),
+    ("grpc.per_message_decompression", 0),
+)
+"""Of grpcio's server. It would inflate a message up to the largest size of all."""
+
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTIONS: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The service of reflection under its two names: it has not changed between them."""
 INFER: Final = "ModelInfer"
-HEALTH: Final = "/grpc.health.v1.Health/Check"
-SERVING, NOT_SERVING = 1, 2
-KEYLESS: Final = frozenset({"ServerLive", "ServerReady", "Check"})
-CHANGES: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
+KEYLESS: Final = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"})
+CHANGES: Final = frozenset({f"/{SERVICE}/RepositoryModelLoad", f"/{SERVICE}/RepositoryModelUnload"})
 """Methods that need a key of an administrator."""
 EMPTY: Final = frozenset({"ServerLive", "ServerReady", "ServerMetadata"})
-"""Methods whose request has no fields, so that it is not parsed."""
-MET: Final[Field] = ("x-slo-met", "true")
-NOT_MET: Final[Field] = ("x-slo-met", "false")
+"""Methods whose request has no fields, so that it is not received."""
+CODES: Final = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    501: StatusCode.UNIMPLEMENTED,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+"""HTTP status to gRPC status."""
 
-_log = logging.getLogger(__name__)
+_log: Final = logging.getLogger("sloop.grpc")
+POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)  # for reflection
+
+Metadata = Mapping[str, str]
+
+
+class Call:
+    """One call, whose key was accepted or which needs none."""
+
+    def __init__(self, context: Any, path: str, hold: BodyReservation) -> None:  # noqa: ANN401  # grpcio's, untyped
+        self.context, self.path, self.hold = context, path, hold
+        """The room that the message has taken, and later the answer."""
+        self.began_ns = time.monotonic_ns()
+        self.metadata = metadata_of(context.invocation_metadata())
+        self.size = 0
+        """Of the message, as it was sent."""
+        self.has_arrived = False
+        """Whether the message is here."""
+
+    def remaining_ns(self) -> int | None:
+        """What is left of the client's deadline; None if it has none."""
+        left_s = self.context.time_remaining()
+        return None if left_s is None else max(1, round(left_s * NS_PER_S))
+
+    def trailers(self, *fields: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """These fields, and the client's own name for the call."""
+        name = named(self.metadata.get(REQUEST_ID))
+        return (*fields, (REQUEST_ID, name)) if name else fields
+
+
+def metadata_of(given: Sequence[tuple[str, str | bytes]] | None) -> Metadata:
+    """The metadata of a call that is text. Of a repeated name, the last value holds."""
+    return {name: value for name, value in given or () if isinstance(value, str)}
+
+
+class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it takes no arguments at run time
+    """Refuses a call by its head, before its message is asked for. `check` raises a `Refusal`; `refuse` answers it."""
+
+    def __init__(self, check: Callable[[str, Metadata], None], refuse: Callable[..., Awaitable[None]]) -> None:
+        self._check, self._refuse = check, refuse
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:  # noqa: ANN401  # grpcio's signature
+        """Grpcio's method: what handles the call."""
+        try:
+            self._check(details.method, metadata_of(details.invocation_metadata))
+        except Refusal as refusal:
+            error = refusal  # the name ends with the block
+
+            async def refused(_messages: object, context: Any) -> None:  # noqa: ANN401
+                await self._refuse(context, details.method, error)
+
+            return grpc.stream_unary_rpc_method_handler(refused)  # which receives messages only if it asks for them
+        return await continuation(details)
 
 
 class Rpc:
-    """A gRPC server. At most `requests_max` calls are open; more are refused (UNAVAILABLE)."""
+    """A gRPC server. At most `requests_max` calls are open; more are refused (UNAVAILABLE). `folder` is for the Unix
+    socket of the process."""
 
     def __init__(
         self,
         service: InferenceService,
+        folder: Path,
         *,
         requests_max: int,
         connections_max: int = 0,
         each_address_max: int = 0,
         tls: Tls | None = None,
-        intake: Intake | None = None,
     ) -> None:
-        self.service = service
-        self.server = Http2Server(
-            self,
-            service.bodies,
-            calls_max=requests_max,
-            connections_max=connections_max,
-            each_address_max=each_address_max,
-            tls=tls,
-            intake=intake,
-        )
-        self._infer_bytes_max = service.bodies.each_bytes_max + HEADROOM_BYTES
-        self._methods: dict[str, tuple[str, Callable[[Any, Call], Message | None]]] = {
-            f"/{SERVICE}/{method}": (method, getattr(self, f"_{method}")) for method in METHODS
-        }
-        """By path, the name of the method and what answers it: with the message that is returned, or later with `reply`
-        if that is None."""
-        self._methods[HEALTH] = ("Check", self._Check)
+        self.service, self.requests_max = service, requests_max
+        self.open_calls = 0
+        self.access: AccessLog | None = None
+        """Where answers are noted, if somebody wants that."""
+        self.unsent_bytes: Final = 0
+        """Answers count as bodies until they are sent."""
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._path = Path(f"/proc/self/fd/{self._folder}/{SOCKET}")  # its own may be too long for a Unix socket
+        bounds = {"connections_max": connections_max, "each_address_max": each_address_max}
+        self.relay = Relay(self._path, **bounds, tls=tls)
+        self._server: Any = None  # grpcio's, untyped
+        self._paths = {f"/{SERVICE}/{method}" for method in METHODS} | {f"/{HEALTH}/Check"}
+        self._paths |= {f"/{name}/ServerReflectionInfo" for name in REFLECTIONS}
 
-    def start(self, sock: socket.socket) -> None:
+    @property
+    def listener(self) -> Listener:
+        """What accepts the connections."""
+        return self.relay.listener
+
+    @property
+    def expired(self) -> Counter[str]:
+        """Connections closed because their client took too long, by what was awaited."""
+        return self.relay.expired
+
+    async def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns. Call it in the running event loop."""
-        self.server.start(sock)
+        self._path.unlink(missing_ok=True)
+        self._server = self._served()
+        self._server.add_insecure_port(f"unix:{self._path}")
+        self._path.chmod(0o600)
+        await self._server.start()
+        self.relay.start(sock)
+
+    def _served(self) -> Any:  # noqa: ANN401
+        """Grpcio's server, which belongs to the running event loop."""
+        limit = ("grpc.max_receive_message_length", self.service.bodies.each_bytes_max + HEADROOM_BYTES)
+        server = grpc.aio.server(options=(*OPTIONS, limit), interceptors=(KeyCheck(self._check, self._refuse),))
+        methods = {method: self._method(method, getattr(self, f"_{method}")) for method in METHODS}
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, methods),
+                grpc.method_handlers_generic_handler(HEALTH, {"Check": self._method("Check", self._Check, HEALTH)}),
+                *map(reflected, REFLECTIONS),
+            )
+        )
+        return server
+
+    def drain(self) -> None:
+        """Nothing, until `close`: connections stay open for the calls that are still allowed."""
 
     async def close(self, within_s: float) -> None:
         """Stop listening, wait at most `within_s` for open calls, then cancel them."""
-        await self.server.close(within_s)
+        if self._folder >= 0:
+            self.listener.stop()
+            await self._server.stop(within_s)
+            await self.relay.close(within_s)
+            self._path.unlink(missing_ok=True)
+            os.close(self._folder)
+            self._folder = -1
 
-    def begin(self, call: Call) -> int:
-        """Check the key of a call whose head has come, and return the size that its message may have."""
-        service = self.service
-        method, _ = self._methods.get(call.path, ("", None))
-        call.is_authorised = not service.keys.is_required or method not in KEYLESS
-        if service.keys.is_required and call.is_authorised:
-            given = call.metadata.get("authorization"), call.metadata.get("x-api-key")
-            service.authorise(*given, as_admin=method in CHANGES)
-        if not method:
-            what = f"unknown method {quoted(call.path)}"
-            raise Refusal(501, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
-        return self._infer_bytes_max if method == INFER else QUERY_BYTES_MAX
+    # What every call goes through
 
-    def glance(self, beginning: bytes) -> Steps[None]:
-        """Refuse a large message that begins with more fields than it may have."""
-        yield from check_fields(beginning, f"{INFER}Request", is_whole=False)
+    def _check(self, path: str, metadata: Metadata) -> None:
+        """Raise a `Refusal` for a call that may not be made."""
+        if self.service.keys.is_required and path not in KEYLESS:
+            self.service.authorise(metadata.get("authorization"), metadata.get("x-api-key"), as_admin=path in CHANGES)
+        if path not in self._paths:
+            what = f"unknown method {quoted(path)}"
+            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
+        if self.open_calls >= self.requests_max:
+            what = f"rejected: the server has {self.open_calls} open calls, as many as it accepts"
+            fix = "try again in 1 s; `limits` in the deployment sets `requests`"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, fix, retry_after_s=1)
 
-    def answer(self, call: Call, message: bytes | memoryview) -> None:
-        """Answer a call whose message has come."""
-        method, respond = self._methods[call.path]
-        request: Any = None
-        if method == INFER:
-            if len(message) > UNREAD_BYTES_MAX:
-                call.do(self._infer_in_steps(message, call))
-                return
-            request = parsed(bytes(message), f"{INFER}Request")
-        elif method not in EMPTY:
-            request = parsed(bytes(message), f"{method}Request")
-        answer = respond(request, call)
-        if answer is not None:
-            reply(call, answer)
+    def _method(self, method: str, respond: Callable[..., Awaitable[Any]], service: str = SERVICE) -> Any:  # noqa: ANN401
+        """What grpcio calls for a method. It is one of a client's stream for grpcio, so that it begins before the
+        message has come."""
+        return grpc.stream_unary_rpc_method_handler(partial(self._handle, method, respond, f"/{service}/{method}"))
 
-    def patience_ns(self, call: Call) -> int:
-        """How long a call may wait, as far as its deadline can be told without its message."""
-        models = self.service.models.values()
-        own_ns = max((model.slo_ns for model in models), default=0)
+    async def _handle(
+        self,
+        method: str,
+        respond: Callable[[Any, Call], Awaitable[Message]],
+        path: str,
+        _messages: object,
+        context: Any,  # noqa: ANN401
+    ) -> bytes | None:
+        """Answer a call whose head was accepted."""
+        connection = self.relay.of(context.peer())
+        if connection is None:
+            await context.abort(StatusCode.UNAVAILABLE, "the connection has gone")
+        assert connection is not None
+        call = Call(context, path, BodyReservation(self.service.bodies))
+        self._begin(call, connection)
         try:
-            slo_ns, _ = budget_ns(call.metadata.get(SLO), None, own_ns=own_ns, remaining_ns=call.remaining_ns())
-        except Refusal:  # it is refused for that when it is looked at
-            slo_ns = None
-        return self.server.intake.patience_ns(own_ns if slo_ns is None else min(slo_ns, own_ns))
+            request = None if method in EMPTY else await self._received(call, method)
+            self._arrive(call, connection)
+            data = (await respond(request, call)).SerializeToString()
+            call.hold.drop()
+            call.hold = BodyReservation(self.service.bodies)  # without the model's quota, which is one of requests
+            call.hold.take(len(data))
+        except Refusal as refusal:
+            await self._refuse(context, path, refusal, call, connection)
+            return None
+        except asyncio.CancelledError:
+            self._note_reset(call, connection)
+            raise
+        except Exception:
+            _log.exception("internal error while answering %s", path)
+            failure = Refusal(500, "failed: internal error of the server", "see the server's log, and report it")
+            await self._refuse(context, path, failure, call, connection)
+            return None
+        self._note(call.path, StatusCode.OK, connection, call, len(data))
+        connection.note_sending(len(data))
+        context.add_done_callback(partial(self._sent, connection))
+        return data
 
-    def _ServerLive(self, _request: object, _call: Call) -> Message:
-        return message_class("ServerLiveResponse")(live=True)  # type: ignore[no-any-return]
+    def _begin(self, call: Call, connection: RelayedConnection) -> None:
+        self.open_calls += 1
+        connection.calls += 1
+        connection.arriving += 1
+        if connection.is_stranger and not (self.service.keys.is_required and call.path in KEYLESS):
+            connection.note_authorised()
+        connection.note_calls()
+        call.context.add_done_callback(partial(self._end, call, connection))
 
-    def _ServerReady(self, _request: object, call: Call) -> None:
-        ready = message_class("ServerReadyResponse")
-        self.service.pages.ask(AskReady(), lambda answer: reply(call, ready(ready=not server_readiness_of(answer).why)))
+    def _arrive(self, call: Call, connection: RelayedConnection) -> None:
+        if not call.has_arrived:
+            call.has_arrived = True
+            connection.arriving -= 1
+            connection.note_calls()
 
-    def _Check(self, request: Any, call: Call) -> None:  # noqa: ANN401
+    def _end(self, call: Call, connection: RelayedConnection, _context: object) -> None:
+        """A call has ended: its answer is sent, or it was given up."""
+        self._arrive(call, connection)
+        self.open_calls -= 1
+        connection.calls -= 1
+        connection.note_calls()
+        call.hold.drop()
+
+    @staticmethod
+    def _sent(connection: RelayedConnection, _context: object) -> None:
+        connection.unsent -= 1
+
+    async def _received(self, call: Call, method: str) -> Any:  # noqa: ANN401
+        """The message of a call. It takes room from now on."""
+        try:
+            async with asyncio.timeout(SEND_S_MAX):
+                sent = await call.context.read()
+        except TimeoutError:
+            what = f"the message took more than {SEND_S_MAX} s to arrive"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, what, "send it faster") from None
+        if not isinstance(sent, bytes):
+            raise bad("message", "0 bytes are not a whole one", "send its length and all of it")
+        call.size = len(sent)
+        if method != INFER and call.size > QUERY_BYTES_MAX:
+            raise self._too_large(call.size, QUERY_BYTES_MAX)
+        call.hold.take(call.size)
+        if sent.startswith(GZIP) or (sent.startswith(DEFLATE) and not int.from_bytes(sent[:2], "big") % 31):
+            bytes_max = INFLATED_BYTES_MAX if method == INFER else QUERY_BYTES_MAX
+            if call.size > bytes_max:
+                raise self._too_large(call.size, bytes_max, UNPACKED)
+            sent = await asyncio.to_thread(inflated, sent, bytes_max)
+            call.hold.take(max(0, len(sent) - call.size))
+        return sent if method == INFER else parsed(sent, _request_class(method))
+
+    def _too_large(self, size: int, bytes_max: int, fix: str = "") -> Refusal:
+        self.service.bodies.refused["each"] += 1
+        fix = fix or "send fewer rows; the server's option --body-bytes sets the limit"
+        return Refusal(413, f"the message has {size} bytes; the limit is {bytes_max}", fix)
+
+    async def _refuse(
+        self,
+        context: Any,  # noqa: ANN401
+        path: str,
+        refusal: Refusal,
+        call: Call | None = None,
+        connection: RelayedConnection | None = None,
+    ) -> None:
+        """Answer a call with an error, for which its connection pays if it is the client's fault."""
+        connection = connection or self.relay.of(context.peer())
+        code = CODES.get(refusal.status, StatusCode.INTERNAL)
+        if connection is not None:
+            self._note(path, code, connection, call, 0)
+            if refusal.status == HTTPStatus.UNAUTHORIZED:
+                connection.charge("key")
+            elif refusal.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+                connection.pay_message(0 if call is None else call.size)
+        fields: tuple[tuple[str, str], ...] = ()
+        if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            fields = (("retry-after", str(max(1, refusal.retry_after_s))),)
+        trailers = fields if call is None else call.trailers(*fields)
+        await context.abort(code, shortened(str(refusal), 2000), trailers)
+
+    def _note_reset(self, call: Call, connection: RelayedConnection) -> None:
+        """The client has given a call up, which costs it something unless it was not answered in time."""
+        is_young = time.monotonic_ns() - call.began_ns < YOUNG_NS
+        if is_young or not call.has_arrived:
+            connection.charge("rapid reset" if is_young else "reset")
+
+    def _note(self, path: str, code: StatusCode, connection: RelayedConnection, call: Call | None, size: int) -> None:
+        """Note an answer in the access log, if there is one."""
+        if self.access is not None:
+            self.access.add(
+                "grpc",
+                connection.address,
+                "POST",
+                path,
+                code.value[0],
+                began_ns=time.monotonic_ns() if call is None else call.began_ns,
+                bytes_in=0 if call is None else call.size,
+                bytes_out=size,
+                request_id="" if call is None else named(call.metadata.get(REQUEST_ID)),
+            )
+
+    async def _asked(self, question: Question) -> bytes:
+        """What the deciding process answers."""
+        found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.service.pages.ask(question, lambda answer: None if found.done() else found.set_result(answer))
+        return await found
+
+    # The methods, by their names
+
+    async def _ServerLive(self, _request: None, _call: Call) -> Any:  # noqa: ANN401
+        return message_class("ServerLiveResponse")(live=True)
+
+    async def _ServerReady(self, _request: None, _call: Call) -> Any:  # noqa: ANN401
+        why = server_readiness_of(await self._asked(AskReady())).why
+        return message_class("ServerReadyResponse")(ready=not why)
+
+    async def _Check(self, request: Any, call: Call) -> Any:  # noqa: ANN401
         """gRPC's own health protocol, as Kubernetes' probes speak it: of the server, which has the empty name and that
         of its service, or of a model, for which a key is needed as for others."""
-        checked, name = message_class("CheckResponse"), request.service
+        name, state = request.service, health_pb2.HealthCheckResponse
         if name in ("", SERVICE):
+            is_serving = not server_readiness_of(await self._asked(AskReady())).why
+        else:
+            self.service.authorise(call.metadata.get("authorization"), call.metadata.get("x-api-key"))
+            self.service.model(name)
+            readiness = readiness_of(await self._asked(AskModels(name))).get(name)
+            is_serving = readiness is not None and readiness.is_ready
+        return state(status=state.SERVING if is_serving else state.NOT_SERVING)
 
-            def answer(found: bytes) -> None:
-                reply(call, checked(status=NOT_SERVING if server_readiness_of(found).why else SERVING))
-
-            self.service.pages.ask(AskReady(), answer)
-            return
-        self.service.authorise(call.metadata.get("authorization"), call.metadata.get("x-api-key"))
-        self.service.model(name)
-
-        def then(found: bytes) -> None:
-            readiness = readiness_of(found).get(name)
-            is_ready = readiness is not None and readiness.is_ready
-            reply(call, checked(status=SERVING if is_ready else NOT_SERVING))
-
-        self.service.pages.ask(AskModels(name), then)
-
-    def _ModelReady(self, request: Any, call: Call) -> None:  # noqa: ANN401
+    async def _ModelReady(self, request: Any, call: Call) -> Any:  # noqa: ANN401
         model = self.service.model(request.name)
+        answer = await self._asked(AskModels(request.name, request.version))
+        readiness = self.service.readiness_in(answer, model, request.version)
+        call.context.set_trailing_metadata(call.trailers(("x-sloop-state", readiness.state.value)))
+        return message_class("ModelReadyResponse")(ready=readiness.is_ready)
 
-        def then(answer: bytes) -> None:
-            try:
-                readiness = self.service.readiness_in(answer, model, request.version)
-            except Refusal as refusal:
-                self.server.refuse(call, refusal)
-                return
-            ready = message_class("ModelReadyResponse")(ready=readiness.is_ready)
-            reply(call, ready, (("x-sloop-state", readiness.state.value),))
-
-        self.service.pages.ask(AskModels(request.name, request.version), then)
-
-    def _ServerMetadata(self, _request: object, _call: Call) -> Message:
-        return message_class("ServerMetadataResponse")(  # type: ignore[no-any-return]
+    async def _ServerMetadata(self, _request: None, _call: Call) -> Any:  # noqa: ANN401
+        return message_class("ServerMetadataResponse")(
             name=offered.SERVER, version=offered.SERVER_VERSION, extensions=self.service.extensions
         )
 
-    def _ModelMetadata(self, request: Any, _call: Call) -> Message:  # noqa: ANN401
+    async def _ModelMetadata(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
         model = self.service.model(request.name, request.version)
         signature = model.validator.signature
-        return message_class("ModelMetadataResponse")(  # type: ignore[no-any-return]
+        return message_class("ModelMetadataResponse")(
             name=request.name,
             versions=model.versions,
             platform=offered.PLATFORM,
@@ -475,86 +477,62 @@ class Rpc:
             parameters={name: {"int64_param": most} for name, most in self.service.bounds(model).items()},
         )
 
-    def _ModelConfig(self, request: Any, _call: Call) -> Message:  # noqa: ANN401
+    async def _ModelConfig(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
         model = self.service.model(request.name, request.version)
         config = configuration(model, self.service.bounds(model))
         for port in (*config["input"], *config["output"]):
             port["data_type"] = DATA_TYPES[port["data_type"]]
-        return message_class("ModelConfigResponse")(config=config)  # type: ignore[no-any-return]
+        return message_class("ModelConfigResponse")(config=config)
 
-    def _ModelStatistics(self, request: Any, call: Call) -> None:  # noqa: ANN401
+    async def _ModelStatistics(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
         if request.name:
             self.service.model(request.name, request.version)
-        response = message_class("ModelStatisticsResponse")
-        question = AskStatistics(request.name, request.version)
-        self._ask(call, question, lambda found: ParseDict(json.loads(found), response(), ignore_unknown_fields=True))
+        found = await self._asked(AskStatistics(request.name, request.version))
+        return ParseDict(json.loads(found), message_class("ModelStatisticsResponse")(), ignore_unknown_fields=True)
 
-    def _RepositoryIndex(self, request: Any, call: Call) -> None:  # noqa: ANN401
-        def answer(found: bytes) -> Message:
-            models = [model for model in json.loads(found) if not request.ready or model["state"] == "READY"]
-            return message_class("RepositoryIndexResponse")(models=models)  # type: ignore[no-any-return]
+    async def _RepositoryIndex(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
+        found = json.loads(await self._asked(AskIndex()))
+        models = [model for model in found if not request.ready or model["state"] == "READY"]
+        return message_class("RepositoryIndexResponse")(models=models)
 
-        self._ask(call, AskIndex(), answer)
+    async def _RepositoryModelLoad(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
+        await self._change(request, "load")
+        return message_class("RepositoryModelLoadResponse")()
 
-    def _RepositoryModelLoad(self, request: Any, call: Call) -> None:  # noqa: ANN401
-        self._change(request, call, "load", "RepositoryModelLoadResponse")
+    async def _RepositoryModelUnload(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
+        await self._change(request, "unload")
+        return message_class("RepositoryModelUnloadResponse")()
 
-    def _RepositoryModelUnload(self, request: Any, call: Call) -> None:  # noqa: ANN401
-        self._change(request, call, "unload", "RepositoryModelUnloadResponse")
-
-    def _change(self, request: Any, call: Call, verb: str, response: str) -> None:  # noqa: ANN401
+    async def _change(self, request: Any, verb: str) -> None:  # noqa: ANN401
         """Load or end a model."""
         check_change(dict(request.parameters), verb)
+        found = await self._asked(ChangeModel(request.model_name, verb == "load"))
+        if found:
+            raise changed_not(found)
 
-        def answer(found: bytes) -> Message:
-            if found:
-                raise changed_not(found)
-            return message_class(response)()  # type: ignore[no-any-return]
-
-        self._ask(call, ChangeModel(request.model_name, verb == "load"), answer)
-
-    def _ask(self, call: Call, question: Question, answer: Callable[[bytes], Message]) -> None:
-        """Ask the deciding process, and send the message that `answer` makes of what it says."""
-
-        def then(found: bytes) -> None:
-            try:
-                reply(call, answer(found))
-            except Refusal as refusal:
-                self.server.refuse(call, refusal)
-
-        self.service.pages.ask(question, then)
-
-    def _ModelInfer(self, request: Any, call: Call) -> None:  # noqa: ANN401
+    async def _ModelInfer(self, message: bytes, call: Call) -> Message:
+        request, raws = inference(message)
+        del message
         model = self._model_for(request, call)
-        tensors = model.validator.complete(inputs_of(request, request.raw_input_contents, {}, model.validator))
-        self._submit(call, model, asked_of(request, call, model), tensors)
+        asked = asked_of(request, call, model)
+        tensors = model.validator.complete(inputs_of(request, raws, model.validator))
+        at_once(check_strings_in_steps(tensors))
+        ended = await self._ended(call, model, asked, tensors)
+        if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
+            raise refusal_of(ended)
+        outputs = ended.outputs
+        if asked.classes:
+            outputs = at_once(classified(outputs, asked.classes, model))
+        is_met = "true" if ended.outcome is Outcome.SERVED else "false"
+        call.context.set_trailing_metadata(call.trailers(("x-slo-met", is_met)))
+        return answer_of(model.name, asked, ended.version, outputs)
 
-    def _infer_in_steps(self, message: bytes | memoryview, call: Call) -> Steps[None]:
-        """The same for a large message."""
-        large = yield from inference(message)
-        request = large.request
-        model = self._model_for(request, call)
-        validator, asked = model.validator, asked_of(request, call, model)
-        until_ns = call.began_ns + (model.slo_ns if asked.slo_ns is None else asked.slo_ns) - asked.elapsed_ns
-        typed = {} if large.raw else (yield from within(until_ns, typed_in_steps(large, validator)))
-        tensors = validator.complete(inputs_of(request, large.raw, typed, validator))
-        yield from within(until_ns, check_strings_in_steps(tensors))
-        stored = yield from within(until_ns, self.service.sink.store(tensors, model.name))
-        self.service.model(model.name, asked.version)  # it may have gone meanwhile
-        self._submit(call, model, asked, stored)
-
-    def _model_for(self, request: Any, call: Call) -> Model:  # noqa: ANN401
-        """The model of an inference, whose message counts for its quota from now on."""
-        service = self.service
-        if service.bodies.quotas:
-            size = call.hold.size
-            call.hold.drop()
-            call.hold.limit(service.bodies.quotas.get(request.model_name))
-            call.hold.take(size)
-        return service.model(request.model_name, request.model_version)
-
-    def _submit(self, call: Call, model: Model, asked: "InferOptions", tensors: Mapping[str, Tensor]) -> None:
+    async def _ended(
+        self, call: Call, model: Model, asked: "InferOptions", tensors: Mapping[str, Tensor]
+    ) -> RequestResult:
+        """Submit a request and wait for its end. If the client gives up, it is cancelled."""
         identity = identity_of(call.metadata.get(REQUEST_ID), call.metadata.get(TRACEPARENT), asked.id)
+        end: asyncio.Future[RequestResult] = asyncio.get_running_loop().create_future()
         sink = self.service.sink
         number = sink.submit(
             tensors,
@@ -566,207 +544,128 @@ class Rpc:
             request_id=identity.request_id,
             trace=identity.trace,
             outputs=asked.names,
-            on_end=partial(self._end, call, model, asked),
+            on_end=lambda ended: None if end.done() else end.set_result(ended),
         )
-        if call.is_open:
-            call.on_gone = partial(sink.cancel, number)
-
-    def _end(self, call: Call, model: Model, asked: "InferOptions", ended: RequestResult) -> None:
-        """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
-        if not call.is_open:
-            return
         try:
-            if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
-                raise refusal_of(ended)
-            if asked.classes:
-                call.do(self._classify(call, model, asked, ended))
-                return
-            answer, raw = answer_of(model.name, asked.id, asked.names, ended.version, ended.outputs)
-            reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
-        except Refusal as refusal:
-            self.server.refuse(call, refusal)
-        except Exception:
-            _log.exception("internal error while answering for %s", model.name)
-            what = "failed: internal error of the server"
-            self.server.refuse(call, Refusal(500, what, "see the server's log, and report it"))
+            return await end
+        except asyncio.CancelledError:
+            sink.cancel(number)
+            raise
 
-    def _classify(self, call: Call, model: Model, asked: "InferOptions", ended: RequestResult) -> Steps[None]:
-        """Answer an inference with classes."""
-        outputs = yield from classified(ended.outputs, asked.classes, model)
-        answer, raw = answer_of(model.name, asked.id, asked.names, ended.version, outputs)
-        reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
+    def _model_for(self, request: Any, call: Call) -> Model:  # noqa: ANN401
+        """The model of an inference, whose message counts for its quota from now on."""
+        service = self.service
+        if service.bodies.quotas:
+            size = call.hold.size
+            call.hold.drop()
+            call.hold.limit(service.bodies.quotas.get(request.model_name))
+            call.hold.take(size)
+        return service.model(request.model_name, request.model_version)
 
 
-@cache
-def trailers_of(fields: tuple[Field, ...]) -> bytes:
-    """The block that ends an answer with these fields; there are few different ones."""
-    return encode(("grpc-status", "0"), *fields)
-
-
-def reply(call: Call, message: Message, trailers: tuple[Field, ...] = (), raw: Sequence[Buffer] = ()) -> None:
-    """Answer a call with a message, followed by fields that are already written."""
-    last = trailers_of(trailers)
-    if REQUEST_ID in call.metadata and (name := named(call.metadata[REQUEST_ID])):
-        last += encode((REQUEST_ID, name))
-    call.reply((message.SerializeToString(), *raw), last)
+def reflected(name: str) -> Any:  # noqa: ANN401
+    """What answers for the service of reflection of this name."""
+    aio: Any = reflection.aio  # type: ignore[attr-defined]  # its stub is of the version without
+    servicer = aio.ReflectionServicer((SERVICE, HEALTH, *REFLECTIONS), pool=POOL)
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
 
 
 # Reading messages
 
 
-def parsed(message: bytes, name: str) -> Any:  # noqa: ANN401
+def _request_class(method: str) -> Any:  # noqa: ANN401
+    return health_pb2.HealthCheckRequest if method == "Check" else message_class(f"{method}Request")
+
+
+def parsed(message: bytes, kind: Any) -> Any:  # noqa: ANN401
     """The message. Raises a 400 if it cannot be parsed."""
     try:
-        return message_class(name).FromString(message)
+        return kind.FromString(message)
     except DecodeError as error:
+        name = kind.DESCRIPTOR.name
         raise bad("message", f"not a {name} ({error})", "send the messages of the Open Inference Protocol") from None
 
 
-Span = tuple[int, int]
-"""Where a part of a message begins and ends."""
+UNPACKED: Final = "send it uncompressed"
 
 
-class Large(Struct):
-    """A large `ModelInferRequest`: protobuf has parsed it without the tensors, of which these are slices."""
-
-    request: Any
-    raw: list[Buffer]
-    """Its raw contents."""
-    contents: dict[int, list[memoryview]]
-    """The typed contents of inputs, by their position. A message may give them in several parts."""
-
-
-def inference(message: bytes | memoryview) -> Steps[Large]:
-    """Parse a large `ModelInferRequest`, which contains no more than it may. Raises a `Refusal`."""
-    yield from check_fields(message, f"{INFER}Request")
-    view = memoryview(message)
-    found, inputs = Large(None, [], {}), 0
-    rest: list[bytes | memoryview] = []
-    for place, (tag, begin, start, end) in enumerate(_fields(message, 0, len(message))):
-        if tag == RAW_INPUT:
-            found.raw.append(view[start:end])
-        elif tag == INPUT:
-            parts, contents = yield from _without_contents(message, start, end)
-            rest += parts
-            if contents:
-                found.contents[inputs] = contents
-            inputs += 1
-        else:
-            rest.append(view[begin:end])
-        if not place % FIELDS_AT_ONCE:
-            yield
-    size = sum(map(len, rest))
-    if size > REST_BYTES_MAX:
-        what = f"message: {size} bytes beside the tensors; the limit is {REST_BYTES_MAX}"
-        raise Refusal(413, what, "send shorter names and parameters")
-    found.request = parsed(b"".join(rest), f"{INFER}Request")
-    for index, given in enumerate(found.request.inputs):
-        if len(given.shape) > DIMENSIONS_MAX:
-            fix = "the shape of an input is in the model's metadata"
-            raise bad(f"inputs[{index}].shape", f"{len(given.shape)} dimensions", fix)
-        if not index % FIELDS_AT_ONCE:
-            yield
+def inflated(message: bytes, bytes_max: int) -> bytes:
+    """A message that was compressed. Raises a `Refusal` if it becomes longer than it may, or if it cannot be."""
+    stream = zlib.decompressobj(31 if message.startswith(GZIP) else 15)
+    bytes_max = min(bytes_max, max(RATIO_BYTES_MIN, RATIO_MAX * len(message)))
+    try:
+        found = stream.decompress(message, bytes_max + 1)
+        if len(found) > bytes_max:
+            raise Refusal(413, f"the compressed message becomes more than {bytes_max} bytes", UNPACKED)
+        if not stream.eof or stream.unused_data:
+            raise zlib.error
+    except zlib.error:
+        raise bad("message", "it is neither gzip nor deflate", "compress it as grpc-encoding says") from None
     return found
 
 
-def _without_contents(
-    message: bytes | memoryview, start: int, end: int
-) -> Steps[tuple[list[bytes | memoryview], list[memoryview]]]:
-    """The parts of an input as a field of its request, without its contents if it has many; and these."""
-    view = memoryview(message)
-    contents: list[memoryview] = []
-    rest: list[bytes | memoryview] = []
-    at = start
-    if end - start > CONTENTS_BYTES_MIN:
-        for place, (tag, begin, inner, after) in enumerate(_fields(message, start, end), 1):
-            if tag == CONTENTS_OF_INPUT:
-                contents.append(view[inner:after])
-                rest.append(view[at:begin])
-                at = after
-            if not place % FIELDS_AT_ONCE:
-                yield
-    rest.append(view[at:end])
-    if contents:
-        rest.append(b"\x2a\x00")
-    return [b"\x2a" + varint_of(sum(map(len, rest))), *rest], contents
-
-
-INPUT: Final = 0x2A
-CONTENTS_OF_INPUT: Final = 0x2A
 RAW_INPUT: Final = 0x3A
-"""The fields `inputs` (5), its `contents` (5) and `raw_input_contents` (7) with a length (wire type 2)."""
+INPUT, OUTPUT = 0x2A, 0x32
+"""The fields `raw_input_contents` (7), `inputs` (5) and `outputs` (6), with a length (wire type 2)."""
 
 
-def _fields(message: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def inference(message: bytes) -> tuple[Any, Sequence[Buffer]]:
+    """A `ModelInferRequest`, and its raw contents, of which a large message is not copied. Raises a `Refusal` for one
+    that has more than it may."""
+    kind = message_class(f"{INFER}Request")
+    if len(message) <= SMALL_BYTES:
+        request = parsed(message, kind)
+        return request, request.raw_input_contents
+    view, left = memoryview(message), FIELDS_MAX
+    raws, rest = list[Buffer](), list[Buffer]()
+    for tag, begin, start, end in _fields(message, 0, len(message)):
+        left -= 1
+        if tag == RAW_INPUT:
+            raws.append(view[start:end])
+        else:
+            rest.append(view[begin:end])
+        if tag in (INPUT, OUTPUT):
+            for _ in _fields(message, start, end):
+                left -= 1
+                if left < 0:
+                    break
+        if left < 0:
+            fix = "send raw_input_contents, which is one field for each input, and fewer inputs"
+            raise Refusal(413, f"message: more than {FIELDS_MAX} fields", fix)
+    size = sum(map(len, rest))
+    if size > PARSED_BYTES_MAX:
+        what = f"message: {size} bytes beside raw_input_contents; the limit is {PARSED_BYTES_MAX}"
+        raise Refusal(413, what, "send raw_input_contents")
+    request = parsed(b"".join(rest), kind)
+    return request, raws
+
+
+def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """The tag of each field of a message, where it begins, where its value does, and where both end."""
     while at < end:
         begin = at
         tag, at = _varint(message, at, end)
-        start, at = at, _skip(message, tag & 7, at, end)
-        if tag & 7 == 2:
-            _, start = _varint(message, start, end)
+        kind, start = tag & 7, at
+        if kind == 0:
+            at = _varint(message, at, end)[1]
+        elif kind == 2:
+            size, start = _varint(message, at, end)
+            at = start + size
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise bad("message", f"a field of wire type {kind}", "send the messages of the Open Inference Protocol")
         if at > end:
             raise bad("message", "it ends within a field", "send the whole message")
         yield tag, begin, start, at
 
 
-def _skip(message: bytes | memoryview, kind: int, at: int, end: int) -> int:
-    """Where a field of this wire type ends."""
-    if kind == 0:
-        return _varint(message, at, end)[1]
-    if kind == 2:
-        size, at = _varint(message, at, end)
-        return at + size
-    if kind in (1, 5):
-        return at + (8 if kind == 1 else 4)
-    raise bad("message", f"a field of wire type {kind}", "send the messages of the Open Inference Protocol")
-
-
-def check_fields(message: bytes | memoryview, name: str, *, is_whole: bool = True) -> Steps[None]:
-    """Count the fields of a message, or of its beginning, and of those in it. Raises a `Refusal` if there are too
-    many."""
-    try:
-        yield from _count_fields(message, name)
-    except Refusal as refusal:
-        if is_whole or refusal.status != 400:
-            raise
-
-
-def _count_fields(message: bytes | memoryview, name: str) -> Steps[None]:
-    budget = FIELDS_MAX
-    waiting = [(name, 0, len(message))]
-    while waiting:
-        name, at, end = waiting.pop()
-        inner = _inner(name)
-        while at < end:
-            budget -= 1
-            if budget < 0:
-                fix = "send raw_input_contents, which is one field for each input, and fewer inputs"
-                raise Refusal(413, f"message: more than {FIELDS_MAX} fields", fix)
-            if not budget % FIELDS_AT_ONCE:
-                yield
-            tag, at = _varint(message, at, end)
-            begin, at = at, _skip(message, tag & 7, at, end)
-            part = inner.get(tag >> 3) if tag & 7 == 2 else None
-            if part is not None:
-                size, begin = _varint(message, begin, end)
-                waiting.append((part, begin, min(at, end)))
-                if part == "InferTensorContents" and size > TYPED_BYTES_MAX:
-                    what = f"contents: {size} bytes; the limit of typed contents is {TYPED_BYTES_MAX}"
-                    raise Refusal(413, what, "send raw_input_contents")
-
-
-@cache
-def _inner(name: str) -> Mapping[int, str]:
-    """The fields of a message that are messages themselves, by number: of an entry of a map (`{}`), its value."""
-    if name.endswith("{}"):
-        value = name.removesuffix("{}")
-        return {2: value} if value in _FIELDS else {}
-    found = {number: kind.removesuffix("[]") for _, kind, number in _FIELDS[name]}
-    return {number: kind for number, kind in found.items() if kind in _FIELDS or kind.endswith("{}")}
-
-
-def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """A number of up to ten bytes, and where what follows begins."""
     value = shift = 0
     while at < end and shift < 70:
@@ -821,15 +720,16 @@ def asked_budget_ns(
 def inputs_of(
     request: Any,  # noqa: ANN401
     raws: Sequence[Buffer],
-    contents: Mapping[int, Buffer],
     validator: InputValidator,
 ) -> dict[str, Tensor]:
-    """The input tensors of a call by name. `raws` are its raw contents; `contents` its typed contents, by the position
-    of their input, as far as they were converted before. Raises a 400 that names the field."""
+    """The input tensors of a call by name. `raws` are its raw contents. Raises a 400 that names the field."""
     known: dict[str, tuple[tuple[int, ...], int]] = {}
     for index, given in enumerate(request.inputs):
-        shape = tuple(given.shape)
         try:
+            if len(given.shape) > DIMENSIONS_MAX:
+                fix = "the shape of an input is in the model's metadata"
+                raise bad("shape", f"{len(given.shape)} dimensions", fix)
+            shape = tuple(given.shape)
             count = validator.count(given.name, given.datatype, shape)
             if given.name in known:
                 raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
@@ -845,12 +745,7 @@ def inputs_of(
         try:
             if raws and given.HasField("contents"):
                 raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
-            if raws:
-                data = raws[index]
-            elif index in contents:
-                data = contents[index]
-            else:
-                data = typed(given.datatype, shape, count, given.contents)
+            data = raws[index] if raws else typed(given.datatype, shape, count, given.contents)
         except Refusal as refusal:
             raise refusal.within(f"inputs[{index}]") from None
         if raws:
@@ -875,147 +770,32 @@ def outputs_of(request: Any, validator: InputValidator) -> tuple[list[str], dict
     return names or list(validator.datatypes), classes
 
 
-def answer_of(
-    model: str,
-    id: str,
-    names: Sequence[str],
-    version: str,
-    outputs: Mapping[str, Tensor],
-) -> tuple[Message, list[Buffer]]:
-    """`ModelInferResponse` with the outputs of these names, but without their raw contents; and those, as the fields
-    that follow it."""
-    answer = message_class("ModelInferResponse")(model_name=model, model_version=version, id=id)
-    raw: list[Buffer] = []
-    for name in names:
+def answer_of(model: str, asked: InferOptions, version: str, outputs: Mapping[str, Tensor]) -> Message:
+    """`ModelInferResponse` with the outputs that were asked for."""
+    answer = message_class("ModelInferResponse")(model_name=model, model_version=version, id=asked.id)
+    for name in asked.names:
         tensor = outputs.get(name)
         if tensor is None:
             continue  # an output of a branch that this request did not take
         answer.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        raw += (RAW_OUTPUT + varint_of(memoryview(tensor.data).nbytes), tensor.data)
-    return answer, raw
-
-
-RAW_OUTPUT: Final = b"\x32"
-"""The field `raw_output_contents` (6) with a length (wire type 2)."""
-
-
-def varint_of(value: int) -> bytes:
-    """A number as protobuf writes it."""
-    found = bytearray()
-    while value >= 128:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+        answer.raw_output_contents.append(bytes(tensor.data))
+    return answer  # type: ignore[no-any-return]
 
 
 def typed(datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> bytes:  # noqa: ANN401
     """Convert the elements of a typed field to raw bytes."""
-    name = contents_name(datatype)
-    for other, elements in contents.ListFields():
-        if other.name != name:
-            raise other_contents(other.name, f"{len(elements)}", datatype)
-    elements = getattr(contents, name)
-    if len(elements) != count:
-        raise wrong_count(name, f"{len(elements)}", shape, count)
-    return pack(datatype, shape, count, list(elements), f"contents.{name}")
-
-
-def contents_name(datatype: str) -> str:
-    """The typed field that holds the elements of a datatype."""
     name = CONTENTS.get(datatype)
     if name is None:
         raise bad("contents", f"{datatype} has no typed contents", "send raw_input_contents")
-    return name
-
-
-def other_contents(other: str, found: str, datatype: str) -> Refusal:
-    """The 400 for elements in the field of another datatype."""
-    return bad(f"contents.{other}", f"{found} elements for {datatype}", f"use {CONTENTS[datatype]}")
-
-
-def wrong_count(name: str, found: str, shape: tuple[int, ...], count: int) -> Refusal:
-    """The 400 for typed contents with another number of elements than their tensor."""
-    return bad(
-        f"contents.{name}",
-        f"{found} elements, but shape {list(shape)} has {count}",
-        "send every element once, in row-major order, or all inputs as raw_input_contents",
-    )
-
-
-def typed_in_steps(large: Large, validator: InputValidator) -> Steps[dict[int, Buffer]]:
-    """Convert long typed contents to raw bytes, by the position of their input."""
-    found: dict[int, Buffer] = {}
-    for index, parts in large.contents.items():
-        given = large.request.inputs[index]
-        shape = tuple(given.shape)
-        try:
-            count = validator.count(given.name, given.datatype, shape)
-            found[index] = yield from _typed(given.datatype, shape, count, parts)
-        except Refusal as refusal:
-            raise refusal.within(f"inputs[{index}]") from None
-    return found
-
-
-def _typed(datatype: str, shape: tuple[int, ...], count: int, parts: Iterable[memoryview]) -> Steps[Buffer]:
-    name = contents_name(datatype)
-    found = yield from _elements_in(name, parts, datatype)
-    wire = ELEMENTS[name][1]
-    if wire == 0:
-        return (yield from _from_varints(datatype, shape, count, name, found))
-    have = len(found) if wire == 2 else sum(map(len, found)) // ITEM_BYTES[datatype]
-    if have != count:
-        raise wrong_count(name, f"{have}", shape, count)
-    if wire == 2:
-        found = [part for each in found for part in (memoryview(len(each).to_bytes(LENGTH_BYTES, "little")), each)]
-    elif any(len(each) % ITEM_BYTES[datatype] for each in found):
-        raise bad("message", f"{name} ends within an element", "send the whole message")
-    if len(found) == 1:
-        return found[0]
-    data = bytearray()
-    for each in found:
-        for at in range(0, len(each), COPIED_BYTES):
-            data += each[at : at + COPIED_BYTES]
-        yield
-    return data
-
-
-def _elements_in(name: str, parts: Iterable[memoryview], datatype: str) -> Steps[list[memoryview]]:
-    """The elements of a typed field: single ones, and packed lists of numbers."""
-    number, wire = ELEMENTS[name]
-    found: list[memoryview] = []
-    for contents in parts:
-        for place, (tag, _, start, end) in enumerate(_fields(contents, 0, len(contents))):
-            if tag >> 3 == number and tag & 7 in (2, wire):
-                found.append(contents[start:end])
-            elif (other := NAMES.get(tag >> 3)) is not None:
-                raise other_contents(other, "some", datatype)
-            if not place % FIELDS_AT_ONCE:
-                yield
-    return found
-
-
-def _from_varints(
-    datatype: str, shape: tuple[int, ...], count: int, name: str, found: Iterable[memoryview]
-) -> Steps[bytearray]:
-    data, have = bytearray(), 0
-    tag = bytes((ELEMENTS[name][0] << 3 | 2,))
-    for each in found:
-        at = 0
-        while at < len(each):
-            end = min(at + VARINTS_AT_ONCE, len(each))
-            while end > at + 1 and each[end - 1] & 0x80:  # within a number
-                end -= 1
-            part = parsed(tag + varint_of(end - at) + each[at:end], "InferTensorContents")
-            elements = list(getattr(part, name))
-            data += converted(datatype, elements, f"contents.{name}")
-            have, at = have + len(elements), end
-            if have > count:
-                raise wrong_count(name, f"{have} or more", shape, count)
-            yield
-    if have != count:
-        raise wrong_count(name, f"{have}", shape, count)
-    return data
+    for other, elements in contents.ListFields():
+        if other.name != name:
+            raise bad(f"contents.{other.name}", f"{len(elements)} elements for {datatype}", f"use {name}")
+    elements = getattr(contents, name)
+    if len(elements) != count:
+        what = f"{len(elements)} elements, but shape {list(shape)} has {count}"
+        fix = "send every element once, in row-major order, or all inputs as raw_input_contents"
+        raise bad(f"contents.{name}", what, fix)
+    return pack(datatype, shape, count, list(elements), f"contents.{name}")
 
 
 def parameters_of(message: Any, known: frozenset[str], field: str) -> Parameters:  # noqa: ANN401
