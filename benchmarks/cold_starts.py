@@ -30,12 +30,12 @@ from msgspec import Struct
 from benchmarks.machines import PORT, SLOOP, sloop
 from benchmarks.models import PADDING, padded, small
 from benchmarks.notebook import say, table
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.load import load_scenario
 from sloop.demo.live import count_run, schedule_start_ns
 from sloop.demo.run import dump_yaml
 from sloop.errors import InputError
-from sloop.events import ReplicaCompleted, ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.events import WorkerCompleted, WorkerLost, WorkerProgressed, WorkerReady
 from sloop.profile.onnx_cut import LayerGraph
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.plots import Figure, Panel, Series
@@ -184,25 +184,25 @@ class _Starts:
         match record:
             case Request():
                 self._is_open = True
-            case StartReplica():
+            case StartWorker():
                 self._order(now_ns, record)
-            case ReplicaProgressed():
-                self._end_step(now_ns, record.replica)
-                self._step[record.replica] = record.step, now_ns
-            case ReplicaReady():
-                self._end_step(now_ns, record.replica)
-                self._note_ready(now_ns, record.replica)
-            case ReplicaCompleted():
-                self._add(now_ns, record.replica)
-            case ReplicaLost():
-                self._ordered_ns.pop(record.replica, None)
+            case WorkerProgressed():
+                self._end_step(now_ns, record.worker)
+                self._step[record.worker] = record.step, now_ns
+            case WorkerReady():
+                self._end_step(now_ns, record.worker)
+                self._note_ready(now_ns, record.worker)
+            case WorkerCompleted():
+                self._add(now_ns, record.worker)
+            case WorkerLost():
+                self._ordered_ns.pop(record.worker, None)
 
-    def _order(self, now_ns: int, start: StartReplica) -> None:
+    def _order(self, now_ns: int, start: StartWorker) -> None:
         if self._is_open:
-            self._ordered_ns[start.replica] = now_ns
+            self._ordered_ns[start.worker] = now_ns
         if start.part is not None:
-            self._pipeline_of[start.replica] = start.part.pipeline
-            self._pipelines.setdefault(start.part.pipeline, {})[start.replica] = False
+            self._pipeline_of[start.worker] = start.part.pipeline
+            self._pipelines.setdefault(start.part.pipeline, {})[start.worker] = False
 
     def _end_step(self, now_ns: int, replica: ReplicaId) -> None:
         name, from_ns = self._step.pop(replica, ("", now_ns))

@@ -21,7 +21,7 @@ from benchmarks.watch import start_s_of
 from examples.digits.make import APPLICATION
 from examples.digits.measured import TABLE
 from examples.digits.score import SLO_MS, Scored, score
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.application import SystemChoice
 from sloop.app.hardware import local
 from sloop.app.load import load_application, load_scenario
@@ -122,7 +122,7 @@ def switches(log: Path) -> int:
     last: dict[str, str] = {}
     count = 0
     for _, record in read_log(log):
-        if isinstance(record, StartReplica):
+        if isinstance(record, StartWorker):
             count += last.get(record.spec.stage, record.spec.variant) != record.spec.variant
             last[record.spec.stage] = record.spec.variant
     return count

@@ -26,10 +26,10 @@ from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, quantile, say, table, worker_pids, workspace
 from benchmarks.request_audit import Numbering, account, check, check_rows
 from benchmarks.watch import state_of, wait_ready
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.demo.live import serving
 from sloop.demo.run import dump_yaml
-from sloop.events import ReplicaLost, ReplicaReady
+from sloop.events import WorkerLost, WorkerReady
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.profile.measure import measure
 from sloop.profile.profile import path_beside, save_profile
@@ -72,17 +72,17 @@ def losses_of(log: Path) -> Losses:
         if served and not ready:
             nobody_ns += now_ns - last_ns
         last_ns = now_ns
-        if isinstance(record, ReplicaLost):
-            ready.discard(record.replica)
+        if isinstance(record, WorkerLost):
+            ready.discard(record.worker)
             # A replacement that died itself leaves its own loss to replace, and the one it stood for with it.
-            waiting.append(replaces.pop(record.replica, now_ns))
-        elif isinstance(record, StartReplica) and waiting:
-            replaces[record.replica] = waiting.popleft()
-        elif isinstance(record, ReplicaReady):
+            waiting.append(replaces.pop(record.worker, now_ns))
+        elif isinstance(record, StartWorker) and waiting:
+            replaces[record.worker] = waiting.popleft()
+        elif isinstance(record, WorkerReady):
             served = True
-            ready.add(record.replica)
-            if record.replica in replaces:
-                found.append(Loss(replaces.pop(record.replica), now_ns))
+            ready.add(record.worker)
+            if record.worker in replaces:
+                found.append(Loss(replaces.pop(record.worker), now_ns))
     found += [Loss(at_ns, None) for at_ns in (*waiting, *replaces.values())]
     return Losses(sorted(found, key=lambda loss: loss.at_ns), to_s(nobody_ns))
 
@@ -155,7 +155,7 @@ def main() -> None:
     with workspace(given.keep) as folder:
         result, killed_s, records, log = run(folder, given)
         books, (complaint, played), losses = account(records, log), check(log), losses_of(log)
-        noticed = [now_ns for now_ns, record in read_log(log) if isinstance(record, ReplicaLost)]
+        noticed = [now_ns for now_ns, record in read_log(log) if isinstance(record, WorkerLost)]
     pairs = zip(sorted(killed_s), noticed, strict=False)
     notice_ms = [to_ms(now_ns - s(at_s)) for at_s, now_ns in pairs] if len(noticed) == len(killed_s) else []
     replaced_s = [to_s(loss.ready_ns - loss.at_ns) for loss in losses.losses if loss.ready_ns is not None]

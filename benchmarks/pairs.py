@@ -21,15 +21,13 @@ import uvloop
 
 from benchmarks.models import resnet18, small, vgg11
 from benchmarks.notebook import arguments, publish, say, table, workspace
+from sloop.actions import StartWorker
 from sloop.events import (
     Event,
     Finished,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.profile.blocks import shared_blocks, shared_rows
 from sloop.profile.examine import examine
@@ -50,7 +48,7 @@ from sloop.serve.shadows import BlockSequence
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor, array_of
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
 from tests.serve.rig import wirings_of
 
 BATCHES: Final = (1, 2, 4, 8)
@@ -154,7 +152,7 @@ class Bench:
             event = await asyncio.wait_for(self._events.get(), 300)
             if isinstance(event, kind):
                 return event
-            if isinstance(event, ShadowLost | ReplicaLost):
+            if isinstance(event, WorkerLost):
                 raise RuntimeError(event.error)
 
     async def ready_ms(self, variant: str, *, is_first: bool = False) -> float:
@@ -162,8 +160,8 @@ class Bench:
         if not is_first:
             await self.spare()
         start_s = time.perf_counter()
-        self.backend.start(BODY, ReplicaSpec("stage", variant, Slot(1.0), "here"))
-        await self.until(ReplicaReady)
+        self.backend.start(StartWorker(BODY, ReplicaSpec("stage", variant, Slot(1.0), "here")))
+        await self.until(WorkerReady)
         return (time.perf_counter() - start_s) * 1e3
 
     async def spare(self) -> None:
@@ -236,18 +234,21 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
     try:
         await bench.ready_ms("whole", is_first=True)
         bench.backend.stop(BODY)
-        await bench.until(ReplicaStopped)
+        await bench.until(WorkerStopped)
         whole_ready_ms = await bench.ready_ms("whole")
         bench.backend.stop(BODY)
-        await bench.until(ReplicaStopped)
+        await bench.until(WorkerStopped)
         await bench.ready_ms("cut")
         found = []
         for number, blocks in enumerate(choices):
             alone = {batch: await bench.batch_ms(batch, seconds) for batch in BATCHES}
             await bench.spare()
             wanted, start_s = Shadow(1.0, blocks), time.perf_counter()
-            bench.backend.start_shadow(BODY, number, wanted)
-            await bench.until(ShadowReady)
+            shadow = WorkerId(BODY + 1 + number)
+            bench.backend.start(
+                StartWorker(shadow, ReplicaSpec("stage", "cut", Slot(1.0), "here", shadow=wanted), BODY)
+            )
+            await bench.until(WorkerReady)
             ready_ms = (time.perf_counter() - start_s) * 1e3
             rows, _ = shared_rows(layers, 1.0, wanted, max(BATCHES))
             shared = shared_blocks(layers, 1.0, wanted, max(BATCHES))
@@ -256,8 +257,8 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
                 pair_ms, own_ms = await bench.batch_ms(batch, seconds), float(shared.costs.alone_ms[batch])
                 predicted_ms = shared.waiting_ms[batch] if rows[batch] else own_ms
                 timed.append(Timed(batch, rows[batch], alone[batch], own_ms, pair_ms, predicted_ms))
-            bench.backend.stop_shadow(BODY, number)
-            await bench.until(ShadowStopped)
+            bench.backend.stop(shadow)
+            await bench.until(WorkerStopped)
             size = sum(layers.blocks[place].param_bytes for place in blocks)
             load_ms = loads[str(len(blocks))]
             found.append(ShadowTimes(blocks, layers.blocks[blocks[-1]].end, size, load_ms, ready_ms, timed))

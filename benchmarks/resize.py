@@ -18,7 +18,8 @@ import onnx
 import uvloop
 
 from benchmarks.notebook import arguments, publish, table
-from sloop.events import Event, Finished, ReplicaReady, Resized
+from sloop.actions import StartWorker
+from sloop.events import Event, Finished, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
@@ -50,10 +51,10 @@ class BatchLoop:
 
     def on_event(self, event: Event) -> None:
         match event:
-            case ReplicaReady():
+            case WorkerReady():
                 self._ready.set()
                 self._send()
-            case Resized():
+            case WorkerResized():
                 self.resized_ns.append(time.perf_counter_ns())
                 self._resized.set()
             case _:
@@ -117,7 +118,7 @@ async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, objec
         for port, shape in zip(signature.inputs, shapes, strict=True)
     ]
     load = listener.load = BatchLoop(backend, tensors)
-    backend.start(REPLICA, ReplicaSpec("s", "v", Slot(1.0)))
+    backend.start(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
     await load.ready()
     pid = backend.pid(REPLICA)
     samples: dict[float, list[float]] = {0.5: [], 1.0: []}

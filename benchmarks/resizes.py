@@ -23,12 +23,12 @@ from msgspec import Struct
 
 from benchmarks.notebook import arguments, publish, quantile, say, table, workspace
 from benchmarks.request_audit import Numbering, Rows, account, check, check_rows
-from sloop.actions import ResizeReplica, StartBatch, StartReplica
+from sloop.actions import ResizeWorker, StartBatch, StartWorker
 from sloop.app.load import load_application
 from sloop.core.protocols import Scale
 from sloop.core.views import ClusterView
 from sloop.demo.run import squeezenet
-from sloop.events import Finished, ReplicaLost, Resized
+from sloop.events import Finished, WorkerLost, WorkerResized
 from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.policies import targets
 from sloop.profile.fit import fit_table, points_p50
@@ -132,12 +132,12 @@ def read(log: Path) -> ResizeLog:
     started: dict[BatchId, tuple[int, bool]] = {}
     cores, is_first, starts, lost = 0.0, False, 0, 0
     for now_ns, record in read_log(log):
-        if isinstance(record, StartReplica):
+        if isinstance(record, StartWorker):
             starts, cores = starts + 1, record.spec.cores
-        elif isinstance(record, ResizeReplica):
+        elif isinstance(record, ResizeWorker):
             orders.append(now_ns)
             started.clear()
-        elif isinstance(record, Resized) and orders:
+        elif isinstance(record, WorkerResized) and orders:
             effect_ms.append(to_ms(now_ns - orders.pop(0)))
             cores, is_first = record.cores, True
             started.clear()
@@ -147,7 +147,7 @@ def read(log: Path) -> ResizeLog:
         elif isinstance(record, Finished) and record.batch in started:
             size, first = started.pop(record.batch)
             ran.append(MeasuredBatch(cores, size, to_ms(record.service_ns), first))
-        elif isinstance(record, ReplicaLost):
+        elif isinstance(record, WorkerLost):
             lost += 1
     return ResizeLog(effect_ms, ran, starts, lost)
 
@@ -218,7 +218,7 @@ def main() -> None:
         books = account(folder / "records.jsonl", log)
         checked = check_rows(*check(log, setup_of(folder, model, given)))
         text = report(given, promised, read(log), result, [*books.rows(), *checked])
-    publish("resizes", "Resized in place under load", text, write=not given.no_write)
+    publish("resizes", "WorkerResized in place under load", text, write=not given.no_write)
 
 
 if __name__ == "__main__":

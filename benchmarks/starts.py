@@ -17,7 +17,8 @@ import uvloop
 
 from benchmarks.models import perceptron, small
 from benchmarks.notebook import arguments, publish, table, workspace
-from sloop.events import Event, ReplicaReady, ReplicaStopped
+from sloop.actions import StartWorker
+from sloop.events import Event, WorkerReady, WorkerStopped
 from sloop.profile.model import read_signature
 from sloop.serve.backends import local
 from sloop.serve.backends.local import LocalBackend
@@ -28,7 +29,7 @@ from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import wirings_of
 
 HELD: Final = "held"
-STEPS: Final = (HELD, "loading", "warming", "ReplicaReady")
+STEPS: Final = (HELD, "loading", "warming", "WorkerReady")
 KINDS: Final = {0: "a new process", 1: "a spare worker"}
 """By the number of spare workers, where a replica starts."""
 
@@ -63,12 +64,12 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
     """The steps of one start, and then a stop."""
     replica = ReplicaId(number)
     steps.times_ms, steps.began_s = {}, time.perf_counter()
-    backend.start(replica, ReplicaSpec("stage", "model", Slot(1)))
+    backend.start(StartWorker(replica, ReplicaSpec("stage", "model", Slot(1))))
     steps.times_ms[HELD] = (time.perf_counter() - steps.began_s) * 1e3
-    await steps.until(ReplicaReady)
+    await steps.until(WorkerReady)
     found = dict(steps.times_ms)
     backend.stop(replica)
-    await steps.until(ReplicaStopped)
+    await steps.until(WorkerStopped)
     return found
 
 
@@ -115,7 +116,7 @@ def main() -> None:
                 kind: [median(each[step] for each in results) for step in STEPS] for kind, results in found.items()
             }
             for kind, values in medians.items():
-                rows.append((model.name, kind, *values, max(each["ReplicaReady"] for each in found[kind])))
+                rows.append((model.name, kind, *values, max(each["WorkerReady"] for each in found[kind])))
             slow, quick = (values[-1] for values in medians.values())
             ratios.append(f"{slow / quick:.1f} × sooner with `{model.name}` ({slow - quick:.0f} ms)")
     columns = ("model", "starts in", "held for, ms", "loads from, ms", "warms from, ms", "is ready after, ms")

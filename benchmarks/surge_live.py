@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.watch import start_s_of
-from sloop.actions import End, ResizeReplica
+from sloop.actions import End, ResizeWorker
 from sloop.app.load import load_scenario
 from sloop.demo.live import CountedRun
 from sloop.demo.run import WORLD_KEYS, LiveRun, dump_yaml, run_live, run_simulated
@@ -232,7 +232,7 @@ def result(runs: Mapping[str, Run]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for label, run in runs.items():
         seen, row = run.live.clients, run.live.counted.row
-        resizes = sum(isinstance(record, ResizeReplica) for _, record in read_log(run.live.log))
+        resizes = sum(isinstance(record, ResizeWorker) for _, record in read_log(run.live.log))
         missed = 100 * (1 - (seen.attainment or 0.0))
         figures = (row.core_seconds / len(run.live.counted.summary.seconds()), row.cold_starts, resizes)
         rows.append((label, seen.sent, missed, seen.p99_ms, *figures, lost(run.live.log)))

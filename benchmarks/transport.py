@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 import uvloop
 
 from benchmarks.notebook import arguments, publish, table
-from sloop.events import Event, Finished, ReplicaReady
+from sloop.actions import StartWorker
+from sloop.events import Event, Finished, WorkerReady
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import ARENA_BYTES, Block, write_block
 from sloop.serve.cpu_quota import detect
@@ -41,7 +42,7 @@ class Round:
         self.done = asyncio.Event()
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, ReplicaReady):
+        if isinstance(event, WorkerReady):
             self._send()
 
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
@@ -75,7 +76,7 @@ async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]
     echo = Round(backend, arenas, Run(requests, list(blocks)), count)
     backend.attach(echo)
     before_s = time.process_time()
-    backend.start(REPLICA, ReplicaSpec("s", "v", Slot(1.0)))
+    backend.start(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
     await echo.done.wait()
     cpu_us = (time.process_time() - before_s) / count * 1e6
     await backend.close()

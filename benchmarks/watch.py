@@ -9,8 +9,8 @@ from urllib.request import urlopen
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import StartReplica
-from sloop.events import ReplicaReady
+from sloop.actions import StartWorker
+from sloop.events import WorkerReady
 from sloop.runlog import read_log
 from sloop.units import to_s
 from sloop.vocabulary import Life, ReplicaId, Request
@@ -57,10 +57,10 @@ def start_s_of(log: Path, *, loaded: bool = False) -> float:
     has_load = False
     for now_ns, record in read_log(log):
         has_load = has_load or isinstance(record, Request)
-        if isinstance(record, StartReplica):
-            ordered_ns[record.replica] = now_ns
-        elif isinstance(record, ReplicaReady):
-            took_s[has_load].append(to_s(now_ns - ordered_ns[record.replica]))
+        if isinstance(record, StartWorker):
+            ordered_ns[record.worker] = now_ns
+        elif isinstance(record, WorkerReady):
+            took_s[has_load].append(to_s(now_ns - ordered_ns[record.worker]))
     return median(took_s[True] if loaded and took_s[True] else took_s[False] + took_s[True])
 
 

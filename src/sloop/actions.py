@@ -15,8 +15,8 @@ from sloop.vocabulary import (
     ReplicaId,
     ReplicaSpec,
     RequestId,
-    Shadow,
     TransferId,
+    WorkerId,
 )
 
 
@@ -56,17 +56,21 @@ class Assigned(Struct, frozen=True, gc=False, tag="assigned"):
     """Key of the version."""
 
 
-class StartReplica(Struct, frozen=True, gc=False, tag="start_replica", omit_defaults=True):
-    """Start a replica on the node `spec.node`. The driver answers with `ReplicaProgressed`, then ready or lost."""
+class StartWorker(Struct, frozen=True, gc=False, tag="start_worker", omit_defaults=True):
+    """Start a worker on the node `spec.node`. The driver answers with `WorkerProgressed`, then ready or lost."""
 
-    replica: ReplicaId
+    worker: WorkerId
     spec: ReplicaSpec
+    """The replica that it is a worker of."""
+    replica: ReplicaId | None = None
+    """The replica, which is ready, whose shadow it is; None if it is the first worker of one, whose number is then its
+    own. The replica serves alone until its shadow is ready, and goes on alone when that is lost."""
     transfer: TransferId | None = None
     """The transfer that brings its weights to the node, for which it waits. With None, they are there, or the driver
     gets them in its own way."""
     part: Part | None = None
-    """What it loads at first, if it starts as a part of a pipeline. The driver reports `ReplicaReady` when it has these
-    layers and `ReplicaCompleted` when it has all. Where the weights are not on its node, another transfer brings the
+    """What it loads at first, if it starts as a part of a pipeline. The driver reports `WorkerReady` when it has these
+    layers and `WorkerCompleted` when it has all. Where the weights are not on its node, another transfer brings the
     others (`Transfer`). The driver passes a batch of any part through the whole pipeline; if a part is lost, it reports
     `BatchLost` for those of the others that need it."""
 
@@ -109,47 +113,30 @@ class Evict(Struct, frozen=True, gc=False, tag="evict"):
     weights: ModelWeights
 
 
-class AdoptReplica(Struct, frozen=True, gc=False, tag="adopt_replica"):
-    """A replica that an earlier core has started (`KeptReplica`) is this one from now on. If it is not of use, a
-    `StopReplica` follows."""
+class AdoptWorker(Struct, frozen=True, gc=False, tag="adopt_worker"):
+    """A worker that an earlier core has started (`KeptWorker`) is this one from now on, the first of a replica. If it
+    is not of use, a `StopWorker` follows."""
 
-    replica: ReplicaId
+    worker: WorkerId
     number: int
     spec: ReplicaSpec
     is_ready: bool
 
 
-class StopReplica(Struct, frozen=True, gc=False, tag="stop_replica"):
-    """Stop a replica. It is idle, unless the core stops it because its batch is stuck. The driver answers with
-    `ReplicaStopped`."""
+class StopWorker(Struct, frozen=True, gc=False, tag="stop_worker"):
+    """Stop a worker. The driver answers with `WorkerStopped`. The first worker of a replica is idle, unless the core
+    stops it because its batch is stuck; the others stop with it, without this order. A shadow finishes its part of the
+    running batch."""
 
-    replica: ReplicaId
+    worker: WorkerId
     why: str
 
 
-class ResizeReplica(Struct, frozen=True, gc=False, tag="resize_replica"):
-    """Change a running replica's cores in place. The driver answers with `Resized`."""
+class ResizeWorker(Struct, frozen=True, gc=False, tag="resize_worker"):
+    """Change the cores of a replica's first worker in place, while it runs. The driver answers with `WorkerResized`."""
 
-    replica: ReplicaId
+    worker: WorkerId
     cores: float
-
-
-class AttachShadow(Struct, frozen=True, gc=False, tag="attach_shadow"):
-    """Start a shadow beside a ready replica. It serves alone until the driver answers `ShadowReady`, and goes on alone
-    after `ShadowLost`. Each shadow has a number of its own."""
-
-    replica: ReplicaId
-    number: int
-    shadow: Shadow
-
-
-class DetachShadow(Struct, frozen=True, gc=False, tag="detach_shadow"):
-    """Stop this shadow of a replica: batches from now on run on the replica alone; one that runs finishes first. The
-    driver answers with `ShadowStopped`. A replica that stops takes its shadow with it, without this order."""
-
-    replica: ReplicaId
-    number: int
-    why: str
 
 
 class AcquireNode(Struct, frozen=True, gc=False, tag="acquire_node"):
@@ -215,15 +202,13 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
 Action = (
     StartBatch
     | End
-    | StartReplica
+    | StartWorker
     | Transfer
     | CancelTransfer
     | Evict
-    | AdoptReplica
-    | StopReplica
-    | ResizeReplica
-    | AttachShadow
-    | DetachShadow
+    | AdoptWorker
+    | StopWorker
+    | ResizeWorker
     | AcquireNode
     | ReleaseNode
     | RequestPlan

@@ -21,6 +21,7 @@ from sloop.vocabulary import (
     Request,
     RequestId,
     TransferId,
+    WorkerId,
 )
 
 V = TypeVar("V")
@@ -63,25 +64,26 @@ class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed", omit_defaul
     """Whether the model refused what a client sent. A request that ran alone is then rejected, not failed."""
 
 
-class ReplicaProgressed(Struct, frozen=True, gc=False, tag="replica_progressed"):
-    """A starting replica entered a step of its cold start: `fetching`, `spawning`, `loading`, `sending` (to the
+class WorkerProgressed(Struct, frozen=True, gc=False, tag="worker_progressed"):
+    """A starting worker entered a step of its cold start: `fetching`, `spawning`, `loading`, `sending` (to the
     accelerator) or `warming`."""
 
-    replica: ReplicaId
+    worker: WorkerId
     step: str
 
 
-class ReplicaReady(Struct, frozen=True, gc=False, tag="replica_ready"):
-    """A replica can take its first batch; a part of a pipeline can when all others are ready as well."""
+class WorkerReady(Struct, frozen=True, gc=False, tag="worker_ready"):
+    """A worker has loaded what it is to hold at first. A replica can take its first batch when its first worker has, a
+    part of a pipeline when all others are ready as well; a shadow serves from the next batch of its replica on."""
 
-    replica: ReplicaId
+    worker: WorkerId
 
 
-class ReplicaCompleted(Struct, frozen=True, gc=False, tag="replica_completed"):
-    """A replica that has started as a part of a pipeline has all layers of its model. When all parts have, batches that
+class WorkerCompleted(Struct, frozen=True, gc=False, tag="worker_completed"):
+    """A worker that has started as a part of a pipeline has all layers of its model. When all parts have, batches that
     begin from then on run on one of them alone, once those that run in the pipeline have left it."""
 
-    replica: ReplicaId
+    worker: WorkerId
 
 
 class BatchLost(Struct, frozen=True, gc=False, tag="batch_lost"):
@@ -101,46 +103,25 @@ class BatchSilent(Struct, frozen=True, gc=False, tag="batch_silent"):
     silent_ns: int
 
 
-class ReplicaLost(Struct, frozen=True, gc=False, tag="replica_lost"):
-    """A replica died without an order to stop; its batch is lost too."""
+class WorkerLost(Struct, frozen=True, gc=False, tag="worker_lost"):
+    """A worker died without an order to stop, or could not start. With the first worker of a replica, its batch and its
+    other workers are lost too, which is not reported; the replica lives on without a shadow, and finishes its batch."""
 
-    replica: ReplicaId
+    worker: WorkerId
     error: str
 
 
-class ReplicaStopped(Struct, frozen=True, gc=False, tag="replica_stopped"):
-    """A replica that was ordered to stop has freed its resources."""
+class WorkerStopped(Struct, frozen=True, gc=False, tag="worker_stopped"):
+    """A worker that was ordered to stop has freed its resources, and with the first worker of a replica the others."""
 
-    replica: ReplicaId
+    worker: WorkerId
 
 
-class Resized(Struct, frozen=True, gc=False, tag="resized"):
-    """A replica now runs on `cores`: as many as ordered, or as many as the machine granted."""
+class WorkerResized(Struct, frozen=True, gc=False, tag="worker_resized"):
+    """A worker now runs on `cores`: as many as ordered, or as many as the machine granted."""
 
-    replica: ReplicaId
+    worker: WorkerId
     cores: float
-
-
-class ShadowReady(Struct, frozen=True, gc=False, tag="shadow_ready"):
-    """A shadow has loaded its blocks: the next batch of its replica can use it."""
-
-    replica: ReplicaId
-    number: int
-
-
-class ShadowLost(Struct, frozen=True, gc=False, tag="shadow_lost"):
-    """A shadow died, or could not start. Its replica lives on, and finishes its batch."""
-
-    replica: ReplicaId
-    number: int
-    error: str
-
-
-class ShadowStopped(Struct, frozen=True, gc=False, tag="shadow_stopped"):
-    """A shadow that was ordered to stop has freed its resources."""
-
-    replica: ReplicaId
-    number: int
 
 
 class Transferred(Struct, frozen=True, gc=False, tag="transferred"):
@@ -152,14 +133,14 @@ class Transferred(Struct, frozen=True, gc=False, tag="transferred"):
 
 class TransferFailed(Struct, frozen=True, gc=False, tag="transfer_failed"):
     """A receiver of a transfer will not get the files, and has deleted what had come. The replicas that wait for them
-    are lost, which the driver reports as well (`ReplicaLost`)."""
+    are lost, which the driver reports as well (`WorkerLost`)."""
 
     transfer: TransferId
     node: str
     error: str
 
 
-class KeptReplica(Struct, frozen=True, gc=False):
+class KeptWorker(Struct, frozen=True, gc=False):
     """A replica that an earlier core has started on a node, and that still runs there."""
 
     number: int
@@ -174,8 +155,8 @@ class NodeReady(Struct, frozen=True, tag="node_ready", omit_defaults=True):
     """A node can hold replicas: it was acquired, repaired, or has joined the cluster; or it has other capacities."""
 
     node: Node
-    kept: tuple[KeptReplica, ...] = ()
-    """What runs on it already. The core answers with `AdoptReplica` for each."""
+    kept: tuple[KeptWorker, ...] = ()
+    """What runs on it already. The core answers with `AdoptWorker` for each."""
     weights: tuple[ModelWeights, ...] = ()
     """The models whose files it has already."""
 
@@ -251,17 +232,14 @@ Event = (
     Request
     | Finished
     | BatchFailed
-    | ReplicaProgressed
-    | ReplicaReady
-    | ReplicaCompleted
+    | WorkerProgressed
+    | WorkerReady
+    | WorkerCompleted
     | BatchLost
     | BatchSilent
-    | ReplicaLost
-    | ReplicaStopped
-    | Resized
-    | ShadowReady
-    | ShadowLost
-    | ShadowStopped
+    | WorkerLost
+    | WorkerStopped
+    | WorkerResized
     | Transferred
     | TransferFailed
     | NodeReady

@@ -11,7 +11,10 @@ from msgspec import Struct, structs
 
 RequestId = NewType("RequestId", int)
 BatchId = NewType("BatchId", int)
-ReplicaId = NewType("ReplicaId", int)
+WorkerId = NewType("WorkerId", int)
+"""A worker has one number for its whole life."""
+ReplicaId = WorkerId
+"""A replica has the number of its first worker."""
 TransferId = NewType("TransferId", int)
 PipelineId = NewType("PipelineId", int)
 
@@ -161,13 +164,6 @@ class LayerSet(Struct, frozen=True, array_like=True):
     is_complement: bool = False
     """Whether these are left out, and all others are meant."""
 
-    def __post_init__(self) -> None:
-        if self.first >= self.end:  # how logs have said `is_complement` until now
-            first, end = self.end, self.first
-            structs.force_setattr(self, "first", first)
-            structs.force_setattr(self, "end", end)
-            structs.force_setattr(self, "is_complement", True)
-
     @property
     def between(self) -> range:
         """The consecutive layers that are kept or left out."""
@@ -203,7 +199,7 @@ class Part(Struct, frozen=True):
 class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
     """One replica: its variant and its slot. `node` and `device` name where it runs.
 
-    In a plan, `node=None` and `device=None` leave the choice to the place policy. In a `StartReplica` both are set.
+    In a plan, `node=None` and `device=None` leave the choice to the place policy. In a `StartWorker` both are set.
     """
 
     stage: str

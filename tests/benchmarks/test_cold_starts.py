@@ -26,9 +26,9 @@ from benchmarks.cold_starts import (
     text_of,
 )
 from benchmarks.models import padded, small
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.load import load_application
-from sloop.events import ReplicaCompleted, ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.events import WorkerCompleted, WorkerLost, WorkerProgressed, WorkerReady
 from sloop.profile.onnx_cut import cut_model
 from sloop.profile.profile import Profile, Quadratic, Startup, path_beside, save_profile
 from sloop.serve.deploy import check_live
@@ -37,8 +37,8 @@ from sloop.units import s
 from sloop.vocabulary import Part, PipelineId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 
 
-def started(number: int) -> StartReplica:
-    return StartReplica(ReplicaId(number), ReplicaSpec("only", "m", Slot(1)))
+def started(number: int) -> StartWorker:
+    return StartWorker(ReplicaId(number), ReplicaSpec("only", "m", Slot(1)))
 
 
 REQUEST = Request(RequestId(1), 0, 0, s(1))
@@ -47,19 +47,19 @@ REQUEST = Request(RequestId(1), 0, 0, s(1))
 def test_starts_after_the_first_request_are_counted_with_their_steps() -> None:
     records = [
         (s(0), started(1)),
-        (s(1), ReplicaReady(ReplicaId(1))),  # before the first request
+        (s(1), WorkerReady(ReplicaId(1))),  # before the first request
         (s(2), REQUEST),
         (s(3), started(2)),
         (s(3), started(3)),
-        (s(4), ReplicaProgressed(ReplicaId(2), "fetching")),
-        (s(4), ReplicaProgressed(ReplicaId(3), "fetching")),
-        (s(5), ReplicaLost(ReplicaId(3), "its weights do not come")),
-        (s(6), ReplicaProgressed(ReplicaId(2), "loading")),
-        (s(8), ReplicaReady(ReplicaId(2))),
-        (s(8), ReplicaReady(ReplicaId(2))),  # again, after a batch
+        (s(4), WorkerProgressed(ReplicaId(2), "fetching")),
+        (s(4), WorkerProgressed(ReplicaId(3), "fetching")),
+        (s(5), WorkerLost(ReplicaId(3), "its weights do not come")),
+        (s(6), WorkerProgressed(ReplicaId(2), "loading")),
+        (s(8), WorkerReady(ReplicaId(2))),
+        (s(8), WorkerReady(ReplicaId(2))),  # again, after a batch
         (s(9), started(4)),
-        (s(9), ReplicaProgressed(ReplicaId(4), "loading")),
-        (s(10), ReplicaReady(ReplicaId(4))),
+        (s(9), WorkerProgressed(ReplicaId(4), "loading")),
+        (s(10), WorkerReady(ReplicaId(4))),
         (s(11), started(5)),
     ]
     found = starts_in(records)
@@ -69,22 +69,22 @@ def test_starts_after_the_first_request_are_counted_with_their_steps() -> None:
 
 
 def test_parts_of_a_model_are_ready_together_and_those_left_of_a_pipeline_when_they_are_whole() -> None:
-    def part(number: int, place: int, pipeline: int) -> StartReplica:
+    def part(number: int, place: int, pipeline: int) -> StartWorker:
         return structs.replace(started(number), part=Part(PipelineId(pipeline), place, (0, 2, 4)))
 
     records = [
         (s(0), REQUEST),
         (s(1), part(1, 0, 0)),
         (s(1), part(2, 1, 0)),
-        (s(1), ReplicaProgressed(ReplicaId(1), "fetching")),
-        (s(2), ReplicaReady(ReplicaId(1))),
-        (s(4), ReplicaReady(ReplicaId(2))),
-        (s(5), ReplicaCompleted(ReplicaId(1))),
+        (s(1), WorkerProgressed(ReplicaId(1), "fetching")),
+        (s(2), WorkerReady(ReplicaId(1))),
+        (s(4), WorkerReady(ReplicaId(2))),
+        (s(5), WorkerCompleted(ReplicaId(1))),
         (s(6), part(3, 0, 1)),
         (s(6), part(4, 1, 1)),
-        (s(7), ReplicaReady(ReplicaId(3))),
-        (s(8), ReplicaLost(ReplicaId(4), "it died")),
-        (s(10), ReplicaCompleted(ReplicaId(3))),
+        (s(7), WorkerReady(ReplicaId(3))),
+        (s(8), WorkerLost(ReplicaId(4), "it died")),
+        (s(10), WorkerCompleted(ReplicaId(3))),
     ]
     assert starts_in(records) == (ColdStart(3.0, {"fetching": 1.0}), ColdStart(3.0), ColdStart(4.0))
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import structs
 
-from sloop.actions import Action, RequestPlan, StartReplica
+from sloop.actions import Action, RequestPlan, StartWorker
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
 from sloop.core.nodes import UNUSED_NS
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ClusterView
-from sloop.events import WOKE, ReplicaReady
+from sloop.events import WOKE, WorkerReady
 from sloop.policies.admit import Bounded
 from sloop.policies.batch import WorkConserving
 from sloop.policies.divide import MaxMin
@@ -214,8 +214,8 @@ class Acting:
         actions = self.act(0, WOKE)
         if any(isinstance(action, RequestPlan) for action in actions):
             actions += self.act(0, self.core.planner.plan(self.core.plan_input))  # type: ignore[arg-type]
-        for id in [a.replica for a in actions if isinstance(a, StartReplica)]:
-            self.act(0, ReplicaReady(ReplicaId(id)))
+        for id in [a.worker for a in actions if isinstance(a, StartWorker)]:
+            self.act(0, WorkerReady(ReplicaId(id)))
 
 
 class Scene(Acting):

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, AdoptReplica, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, AdoptWorker, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.core.control import MEASURE_NS
 from sloop.events import (
     WOKE,
     Event,
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.runlog import Record
 from sloop.systems.replay import replay_log
@@ -31,26 +31,26 @@ KEPT_MS = to_ms(MEASURE_NS)
 """How long adopted replicas are kept whatever the plan says."""
 
 
-def kept(number: int = 0, cores: float = 1.0, *, is_ready: bool = True, **others: object) -> KeptReplica:
+def kept(number: int = 0, cores: float = 1.0, *, is_ready: bool = True, **others: object) -> KeptWorker:
     spec = structs.replace(ReplicaSpec("only", "a", Slot(cores), "n0"), **others)
-    return KeptReplica(number, spec, is_ready)
+    return KeptWorker(number, spec, is_ready)
 
 
-def adopted(actions: Sequence[Action]) -> list[AdoptReplica]:
-    return [each for each in actions if isinstance(each, AdoptReplica)]
+def adopted(actions: Sequence[Action]) -> list[AdoptWorker]:
+    return [each for each in actions if isinstance(each, AdoptWorker)]
 
 
 def orders(actions: Sequence[Action]) -> list[Action]:
-    return [each for each in actions if not isinstance(each, Decided | AdoptReplica)]
+    return [each for each in actions if not isinstance(each, Decided | AdoptWorker)]
 
 
 def test_the_first_plan_counts_what_runs_already() -> None:
     scene = Scene(plan_of(3))
     actions = scene.act(0, NodeReady(NODE, (kept(7), kept(9, is_ready=False))))
-    assert [(each.replica, each.number) for each in adopted(actions)] == [(0, 7), (1, 9)]
+    assert [(each.worker, each.number) for each in adopted(actions)] == [(0, 7), (1, 9)]
     assert not orders(actions), "the plan follows what is said of nodes"
     started = orders(scene.act(0, WOKE))
-    assert [type(each) for each in started] == [StartReplica]
+    assert [type(each) for each in started] == [StartWorker]
     assert scene.core.state.ledger.free_millicores("n0") == 1000
     lives = [replica.life for replica in scene.core.state.replicas.values()]
     assert lives == [Life.READY, Life.STARTING, Life.STARTING]
@@ -63,7 +63,7 @@ def test_an_adopted_replica_serves_at_once_and_one_that_starts_when_it_is_ready(
     assert isinstance(batch, StartBatch)
     assert batch.replica == R0
     assert not orders(scene.act(2, request(2, at_ms=2)))
-    (batch,) = orders(scene.act(3, ReplicaReady(R1)))
+    (batch,) = orders(scene.act(3, WorkerReady(R1)))
     assert isinstance(batch, StartBatch)
     assert batch.replica == R1
 
@@ -72,12 +72,12 @@ def test_numbers_of_replicas_go_on_above_those_that_were_adopted() -> None:
     """An agent that comes late has workers whose numbers this core has given to others."""
     scene = Scene(plan_of(4))
     scene.act(0, WOKE)
-    scene.act(1, NodeLost("n0", "gone"), *(ReplicaLost(ReplicaId(id), "gone") for id in range(4)))
+    scene.act(1, NodeLost("n0", "gone"), *(WorkerLost(ReplicaId(id), "gone") for id in range(4)))
     actions = scene.act(10_000, NodeReady(NODE, (kept(0), kept(1))))
-    first = adopted(actions)[0].replica
+    first = adopted(actions)[0].worker
     assert first > 3
-    assert [each.replica for each in adopted(actions)] == [first, first + 1]
-    replicas = [each.replica for each in scene.actions if isinstance(each, AdoptReplica | StartReplica)]
+    assert [each.worker for each in adopted(actions)] == [first, first + 1]
+    replicas = [each.worker for each in scene.actions if isinstance(each, AdoptWorker | StartWorker)]
     assert sorted(set(replicas)) == sorted(replicas)
 
 
@@ -87,7 +87,7 @@ def test_what_was_adopted_is_kept_until_traffic_was_measured() -> None:
     scene.act(0, NodeReady(NODE, (kept(0), kept(1, 2.0))), WOKE)
     for at_ms in range(1000, int(KEPT_MS), 1000):
         assert not orders(scene.act(at_ms, WOKE)), at_ms
-    assert [type(each) for each in orders(scene.act(KEPT_MS, WOKE))] == [StopReplica]
+    assert [type(each) for each in orders(scene.act(KEPT_MS, WOKE))] == [StopWorker]
 
 
 def test_a_plan_that_wants_fewer_cores_shrinks_what_was_adopted_later() -> None:
@@ -95,28 +95,28 @@ def test_a_plan_that_wants_fewer_cores_shrinks_what_was_adopted_later() -> None:
     scene.act(0, NodeReady(NODE, (kept(0, 3.0),)), WOKE)
     scene.act(1000, WOKE)
     assert not orders(scene.actions)
-    assert orders(scene.act(KEPT_MS, WOKE)) == [ResizeReplica(R0, 1.0)]
+    assert orders(scene.act(KEPT_MS, WOKE)) == [ResizeWorker(R0, 1.0)]
 
 
 def test_a_plan_that_wants_more_is_followed_at_once() -> None:
     scene = Scene(plan_of(2, cores=2))
     (resize, start) = orders(scene.act(0, NodeReady(NODE, (kept(0),)), WOKE))
-    assert resize == ResizeReplica(R0, 2.0)
-    assert isinstance(start, StartReplica)
+    assert resize == ResizeWorker(R0, 2.0)
+    assert isinstance(start, StartWorker)
 
 
 def test_one_of_another_variant_gives_way_if_the_planned_one_has_no_room() -> None:
     scene = Scene(plan_of(1, cores=3, variant="b"))
     actions = scene.act(0, NodeReady(NODE, (kept(0, 2.0),)), WOKE)
-    assert [type(each) for each in orders(actions)] == [StopReplica]
-    (start,) = orders(scene.act(1, ReplicaStopped(R0)))
-    assert isinstance(start, StartReplica)
+    assert [type(each) for each in orders(actions)] == [StopWorker]
+    (start,) = orders(scene.act(1, WorkerStopped(R0)))
+    assert isinstance(start, StartWorker)
 
 
 def test_a_starting_replica_that_the_plan_does_not_want_is_stopped_at_once() -> None:
     scene = Scene(plan_of(1))
     actions = orders(scene.act(0, NodeReady(NODE, (kept(0), kept(1, is_ready=False))), WOKE))
-    assert actions == [StopReplica(R1, "the plan has no use for it")]
+    assert actions == [StopWorker(R1, "the plan has no use for it")]
 
 
 GPU = Node("n0", "local", 4, 1000, (Device("d0", "T4", 100),))
@@ -134,33 +134,33 @@ GPU = Node("n0", "local", 4, 1000, (Device("d0", "T4", 100),))
         (kept(cores=9.0), "no room"),
     ],
 )
-def test_what_is_of_no_use_is_told_to_stop_and_has_its_cores_until_then(wrong: KeptReplica, why: str) -> None:
+def test_what_is_of_no_use_is_told_to_stop_and_has_its_cores_until_then(wrong: KeptWorker, why: str) -> None:
     scene = Scene(plan_of(4), nodes=(GPU,))
     adopt, stop = scene.act(0, NodeReady(GPU, (wrong,)))
-    assert isinstance(adopt, AdoptReplica)
-    assert isinstance(stop, StopReplica)
-    assert (stop.replica, why in stop.why) == (adopt.replica, True)
+    assert isinstance(adopt, AdoptWorker)
+    assert isinstance(stop, StopWorker)
+    assert (stop.worker, why in stop.why) == (adopt.worker, True)
     scene.act(0, WOKE)
     ledger = scene.core.state.ledger
     if wrong.spec.cores == 9.0:
         assert ledger.free_millicores("n0") == -5000
-        assert not any(isinstance(each, StartReplica) for each in scene.actions)
-    scene.act(1, ReplicaStopped(adopt.replica))
+        assert not any(isinstance(each, StartWorker) for each in scene.actions)
+    scene.act(1, WorkerStopped(adopt.worker))
     assert ledger.free_millicores("n0") == 0
-    assert sum(isinstance(each, StartReplica) for each in scene.actions) == 4
+    assert sum(isinstance(each, StartWorker) for each in scene.actions) == 4
 
 
 def test_each_application_adopts_its_own_and_one_that_rests_keeps_nothing() -> None:
     two = Deployment({"red": 1.0, "green": 1.0}, rest_after_s=1)
     names = ("red/only", "green/only", "red@2/only")
     specs = [ReplicaSpec(name, "a", Slot(1.0), "n0") for name in names]
-    event = NodeReady(two.node, tuple(KeptReplica(number, spec, True) for number, spec in enumerate(specs)))
+    event = NodeReady(two.node, tuple(KeptWorker(number, spec, True) for number, spec in enumerate(specs)))
     actions = two.act(0, event, WOKE)
     assert len(adopted(actions)) == 3
-    assert orders(actions) == [StopReplica(ReplicaId(2), "no application has such a replica")]
+    assert orders(actions) == [StopWorker(ReplicaId(2), "no application has such a replica")]
     for at_ms in range(1000, 4000, 500):
         two.act(at_ms, WOKE)
-    stopped = {each.replica for each in two.actions if isinstance(each, StopReplica)}
+    stopped = {each.worker for each in two.actions if isinstance(each, StopWorker)}
     assert stopped == {0, 1, 2}, "without requests they rest, traffic or not"
 
 
@@ -168,7 +168,7 @@ def test_a_node_that_is_lost_before_the_first_plan_gets_no_replicas() -> None:
     other = structs.replace(NODE, name="n1")
     scene = Scene(plan_of(2), nodes=(NODE, other))
     assert not orders(scene.act(0, NodeLost("n0", "its agent has not come")))
-    started = [each for each in scene.act(0, WOKE) if isinstance(each, StartReplica)]
+    started = [each for each in scene.act(0, WOKE) if isinstance(each, StartWorker)]
     assert [each.spec.node for each in started] == ["n1", "n1"]
 
 
@@ -195,11 +195,11 @@ def test_nothing_is_overbooked_or_stopped_while_it_serves_and_a_replay_adopts_th
     act(0.001, WOKE)
     ledger, replicas = scene.core.state.ledger, scene.core.state.replicas
     for at_ms in range(1, 5000, 250):
-        for order in [each for each in scene.actions if isinstance(each, StopReplica)]:
-            if order.replica in replicas:
-                act(at_ms, ReplicaStopped(order.replica))
+        for order in [each for each in scene.actions if isinstance(each, StopWorker)]:
+            if order.worker in replicas:
+                act(at_ms, WorkerStopped(order.worker))
         for replica in [each for each in replicas.values() if each.life is Life.STARTING]:
-            act(at_ms, ReplicaReady(replica.id))
+            act(at_ms, WorkerReady(replica.id))
         act(at_ms + 1, request(at_ms, at_ms=at_ms + 1))
         for replica in [each for each in replicas.values() if each.batch is not None]:
             assert replica.batch is not None
@@ -209,9 +209,9 @@ def test_nothing_is_overbooked_or_stopped_while_it_serves_and_a_replay_adopts_th
         if cores <= free and is_ready:
             fits.add(number)
         free -= cores  # also of one without room, until it has stopped
-    of_number = {each.number: each.replica for each in adopted(scene.actions)}
+    of_number = {each.number: each.worker for each in adopted(scene.actions)}
     assert len(of_number) == len(found)
-    stops = {each.replica: each.why for each in scene.actions if isinstance(each, StopReplica)}
+    stops = {each.worker: each.why for each in scene.actions if isinstance(each, StopWorker)}
     whys = {stops[of_number[number]] for number in fits if of_number[number] in stops}
     assert whys <= {"its replacement has no room while it runs"}, "what serves is kept"
     assert ledger.free_millicores("n0") >= 0

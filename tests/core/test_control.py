@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
-from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.app.graph import Each
-from sloop.events import WOKE, Finished, NodeReady, Removed, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import WOKE, Finished, NodeReady, Removed, WorkerLost, WorkerReady, WorkerResized, WorkerStopped
 from sloop.policies.drop import Never
 from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Group, Node, Path, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
@@ -33,8 +33,8 @@ def test_the_first_tick_adopts_a_plan_and_starts_its_replicas_on_a_node() -> Non
     decided, first, second = scene.act(0, WOKE)
     assert isinstance(decided, Decided)
     assert (decided.kind, decided.why) == ("plan", "the test says so")
-    assert isinstance(first, StartReplica)
-    assert isinstance(second, StartReplica)
+    assert isinstance(first, StartWorker)
+    assert isinstance(second, StartWorker)
     assert (first.spec.node, second.spec.node) == ("n0", "n0")
     assert scene.core.wake_ns == s(1)
 
@@ -47,11 +47,11 @@ def test_an_unchanged_plan_orders_and_logs_nothing() -> None:
 def test_a_resize_counts_only_once_it_is_in_effect() -> None:
     scene = warm()
     scene.script.target = plan_of(1, cores=2)
-    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 2)]
+    assert orders(scene.act(1000, WOKE)) == [ResizeWorker(R0, 2)]
     scene.act(1010, request(1, at_ms=1010))
     scene.act(1021, Finished(BatchId(0), R0, ms(11)))
     before = list(scene.beliefs["only", "a", ""].observed)
-    scene.act(1050, Resized(R0, 2), request(2, at_ms=1050))
+    scene.act(1050, WorkerResized(R0, 2), request(2, at_ms=1050))
     scene.act(1056, Finished(BatchId(1), R0, ms(5)))
     assert [*before, (1, 2, ms(6))] == [(1, 1.0, ms(11)), (1, 2, ms(6))] == scene.beliefs["only", "a", ""].observed
     assert scene.act(2000, WOKE) == []
@@ -62,7 +62,7 @@ def test_cores_are_freed_only_once_the_resize_is_in_effect() -> None:
     scene.script.target = plan_of(1, cores=1)
     scene.act(1000, WOKE)
     assert scene.core.state.ledger.views()[0].free_cores == 1
-    scene.act(1050, Resized(R0, 1))
+    scene.act(1050, WorkerResized(R0, 1))
     assert scene.core.state.ledger.views()[0].free_cores == 3
 
 
@@ -71,7 +71,7 @@ def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]
     assert scene.act(1000, WOKE) == []
     scene.script.target = plan_of(1, cores=2)
-    assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartReplica]
+    assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartWorker]
 
 
 def test_a_shortage_that_returns_is_logged_again() -> None:
@@ -87,7 +87,7 @@ def test_a_node_that_grows_takes_more_replicas() -> None:
     scene = Scene(plan_of(1, cores=6))
     assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]
     (started,) = orders(scene.act(100, NodeReady(Node("n0", "local", 8, 1000))))
-    assert isinstance(started, StartReplica)
+    assert isinstance(started, StartWorker)
 
 
 def test_scaling_in_lets_a_busy_replica_finish() -> None:
@@ -95,8 +95,8 @@ def test_scaling_in_lets_a_busy_replica_finish() -> None:
     scene.act(10, request(1, at_ms=10), request(2, at_ms=10))
     scene.script.target = plan_of(1)
     assert notes(scene.act(1000, WOKE)) == ["plan", "drain"]
-    assert orders(scene.act(1001, Finished(BatchId(1), R1, ms(11))))[-1] == StopReplica(R1, "drained")
-    scene.act(1002, ReplicaStopped(R1))
+    assert orders(scene.act(1001, Finished(BatchId(1), R1, ms(11))))[-1] == StopWorker(R1, "drained")
+    scene.act(1002, WorkerStopped(R1))
     assert scene.core.state.ledger.views()[0].free_cores == 3
     assert scene.act(1003, request(3, at_ms=1003)) == []
 
@@ -106,7 +106,7 @@ def test_a_replica_that_dies_while_draining_is_not_replaced() -> None:
     scene.act(10, request(1, slo_ms=5000), request(2, slo_ms=5000))
     scene.script.target = plan_of(1)
     scene.act(1000, WOKE)
-    assert scene.act(1001, ReplicaLost(R1, "killed")) == []
+    assert scene.act(1001, WorkerLost(R1, "killed")) == []
     scene.act(1002, Finished(BatchId(0), R0, ms(11)))
     assert scene.actions[-1] == StartBatch(BatchId(2), R0, "only", (RequestId(2),))
 
@@ -114,19 +114,19 @@ def test_a_replica_that_dies_while_draining_is_not_replaced() -> None:
 def test_another_variant_takes_over_without_a_gap() -> None:
     scene = warm()
     scene.script.target = plan_of(1, variant="b")
-    assert [type(a) for a in orders(scene.act(1000, WOKE))] == [StartReplica]
+    assert [type(a) for a in orders(scene.act(1000, WOKE))] == [StartWorker]
     assert isinstance(scene.act(1500, request(1, at_ms=1500))[0], StartBatch)
-    assert notes(scene.act(1505, ReplicaReady(R1))) == ["drain"]
-    assert orders(scene.act(1511, Finished(BatchId(0), R0, ms(11))))[-1] == StopReplica(R0, "drained")
+    assert notes(scene.act(1505, WorkerReady(R1))) == ["drain"]
+    assert orders(scene.act(1511, Finished(BatchId(0), R0, ms(11))))[-1] == StopWorker(R0, "drained")
 
 
 def test_the_old_replica_stops_first_where_its_replacement_has_no_room() -> None:
     scene = warm(1, cores=3.0)
     scene.script.target = plan_of(1, cores=3, variant="b")
     actions = scene.act(1000, WOKE)
-    assert orders(actions) == [StopReplica(R0, "its replacement has no room while it runs")]
-    started = orders(scene.act(1010, ReplicaStopped(R0)))
-    assert isinstance(started[0], StartReplica)
+    assert orders(actions) == [StopWorker(R0, "its replacement has no room while it runs")]
+    started = orders(scene.act(1010, WorkerStopped(R0)))
+    assert isinstance(started[0], StartWorker)
 
 
 def test_a_replacement_that_fits_nowhere_stops_nothing() -> None:
@@ -139,17 +139,17 @@ def test_a_replacement_that_fits_nowhere_stops_nothing() -> None:
 
 def test_lost_replicas_restart_at_once_then_with_exponential_backoff() -> None:
     scene = warm()
-    assert isinstance(orders(scene.act(100, ReplicaLost(R0, "killed")))[0], StartReplica)
-    assert orders(scene.act(200, ReplicaLost(R1, "killed"))) == []
+    assert isinstance(orders(scene.act(100, WorkerLost(R0, "killed")))[0], StartWorker)
+    assert orders(scene.act(200, WorkerLost(R1, "killed"))) == []
     assert orders(scene.act(1000, WOKE)) == []
-    assert isinstance(orders(scene.act(2000, WOKE))[0], StartReplica)
-    scene.act(2001, ReplicaReady(ReplicaId(2)), request(1, at_ms=2001))
+    assert isinstance(orders(scene.act(2000, WOKE))[0], StartWorker)
+    scene.act(2001, WorkerReady(ReplicaId(2)), request(1, at_ms=2001))
     scene.act(2012, Finished(BatchId(0), ReplicaId(2), ms(11)))
-    assert isinstance(orders(scene.act(2100, ReplicaLost(ReplicaId(2), "killed")))[0], StartReplica)
+    assert isinstance(orders(scene.act(2100, WorkerLost(ReplicaId(2), "killed")))[0], StartWorker)
 
 
 def nodes_of(actions: list[Action]) -> list[str | None]:
-    return [order.spec.node for order in actions if isinstance(order, StartReplica)]
+    return [order.spec.node for order in actions if isinstance(order, StartWorker)]
 
 
 def two_nodes(count: int = 1, cores: float = 4.0) -> Scene:
@@ -162,11 +162,11 @@ def test_a_replica_that_cannot_start_on_a_node_starts_on_another_one() -> None:
     """A node with a full disk has the most room, and would get every start."""
     scene = two_nodes()
     assert nodes_of(scene.act(0, WOKE)) == ["n0"]
-    assert nodes_of(scene.act(10, ReplicaLost(R0, "no space left on the disk"))) == ["n1"]
-    scene.act(20, ReplicaReady(R1))
+    assert nodes_of(scene.act(10, WorkerLost(R0, "no space left on the disk"))) == ["n1"]
+    scene.act(20, WorkerReady(R1))
     scene.script.target = plan_of(2, 4.0)
     assert nodes_of(scene.act(1000, WOKE)) == ["n0"], "no other node has room"
-    scene.act(1010, ReplicaLost(ReplicaId(2), "no space left on the disk"))
+    scene.act(1010, WorkerLost(ReplicaId(2), "no space left on the disk"))
     assert nodes_of(scene.act(3000, WOKE)) == ["n0"]
 
 
@@ -174,16 +174,16 @@ def avoided() -> Scene:
     """A replica was lost on n0 before it could serve; now there is none."""
     scene = two_nodes()
     scene.act(0, WOKE)
-    scene.act(10, ReplicaLost(R0, "no space left on the disk"))
-    scene.act(20, ReplicaReady(R1))
+    scene.act(10, WorkerLost(R0, "no space left on the disk"))
+    scene.act(20, WorkerReady(R1))
     return scene
 
 
 def next_node(scene: Scene, now_ms: float) -> str | None:
     """Stop all replicas, then start one; returns its node."""
     scene.script.target = plan_of(0)
-    stopped = [action.replica for action in scene.act(now_ms, WOKE) if isinstance(action, StopReplica)]
-    scene.act(now_ms + 10, *map(ReplicaStopped, stopped))
+    stopped = [action.worker for action in scene.act(now_ms, WOKE) if isinstance(action, StopWorker)]
+    scene.act(now_ms + 10, *map(WorkerStopped, stopped))
     scene.script.target = plan_of(1, 4.0)
     (node,) = nodes_of(scene.act(now_ms + 1000, WOKE))
     return node
@@ -205,8 +205,8 @@ def test_a_node_where_a_replica_serves_is_not_avoided_even_if_that_dies() -> Non
     scene = avoided()
     scene.script.target = plan_of(2, 4.0)
     assert nodes_of(scene.act(1000, WOKE)) == ["n0"], "no other has room"
-    scene.act(1010, ReplicaReady(ReplicaId(2)))
-    scene.act(1020, ReplicaLost(ReplicaId(2), "killed"))
+    scene.act(1010, WorkerReady(ReplicaId(2)))
+    scene.act(1020, WorkerLost(ReplicaId(2), "killed"))
     assert next_node(scene, 3000) == "n0"
 
 
@@ -218,7 +218,7 @@ def test_batches_of_others_do_not_hasten_the_next_start_after_failed_ones() -> N
     started_s = []
     for id in range(130):
         now_ms = 1100 + 100 * id
-        failed = [ReplicaLost(each.id, "no space") for each in scene.core.state.replicas.values() if each.node == "n0"]
+        failed = [WorkerLost(each.id, "no space") for each in scene.core.state.replicas.values() if each.node == "n0"]
         actions = [*scene.act(now_ms, *failed), *scene.act(now_ms + 10, request(id, at_ms=now_ms + 10))]
         (batch,) = [each.batch for each in actions if isinstance(each, StartBatch)]
         actions += scene.act(now_ms + 40, Finished(batch, R1, ms(4)))
@@ -228,10 +228,10 @@ def test_batches_of_others_do_not_hasten_the_next_start_after_failed_ones() -> N
 
 def test_replicas_lost_together_are_replaced_at_once() -> None:
     scene = warm(4)
-    actions = scene.act(100, *[ReplicaLost(ReplicaId(id), "the node is lost") for id in range(4)])
-    assert [type(order) for order in orders(actions)] == [StartReplica] * 4
-    assert orders(scene.act(200, ReplicaLost(ReplicaId(4), "killed"))) == []
-    scene.act(300, ReplicaLost(ReplicaId(5), "killed"))
+    actions = scene.act(100, *[WorkerLost(ReplicaId(id), "the node is lost") for id in range(4)])
+    assert [type(order) for order in orders(actions)] == [StartWorker] * 4
+    assert orders(scene.act(200, WorkerLost(ReplicaId(4), "killed"))) == []
+    scene.act(300, WorkerLost(ReplicaId(5), "killed"))
     assert len(orders(scene.act(2000, WOKE))) == 2, "after one second, not two"
 
 
@@ -240,9 +240,9 @@ def test_a_request_that_finds_no_replica_does_not_wait_for_the_planning_period()
     scene.act(0, WOKE)
     scene.script.target = plan_of(1)
     actions = scene.act(300, request(1, at_ms=300))
-    assert isinstance(orders(actions)[0], StartReplica)
+    assert isinstance(orders(actions)[0], StartWorker)
     assert scene.script.seen[-1].stages[0].queue[0].request.id == 1
-    assert isinstance(scene.act(400, ReplicaReady(R0))[0], StartBatch)
+    assert isinstance(scene.act(400, WorkerReady(R0))[0], StartBatch)
 
 
 def test_a_request_that_arrives_with_other_events_does_not_wait_for_the_planning_period_either() -> None:
@@ -250,7 +250,7 @@ def test_a_request_that_arrives_with_other_events_does_not_wait_for_the_planning
     scene.act(0, WOKE)
     scene.script.target = plan_of(1)
     assert scene.core.handle(ms(300), request(1, at_ms=300), True) == []
-    assert isinstance(orders(scene.act(300, ReplicaStopped(ReplicaId(77))))[0], StartReplica)
+    assert isinstance(orders(scene.act(300, WorkerStopped(ReplicaId(77))))[0], StartWorker)
 
 
 def test_a_policy_that_returns_none_keeps_the_plan() -> None:
@@ -330,7 +330,7 @@ def test_a_visit_that_reaches_a_later_stage_without_replicas_does_not_wait_for_t
     assert isinstance(batch, StartBatch)
     scene.script.target = both
     actions = scene.act(111, Finished(batch.batch, batch.replica, ms(11)))
-    assert [a.spec.stage for a in orders(actions) if isinstance(a, StartReplica)] == ["second"]
+    assert [a.spec.stage for a in orders(actions) if isinstance(a, StartWorker)] == ["second"]
 
 
 PARTS = graph(
@@ -385,7 +385,7 @@ def test_a_replica_that_the_plan_wants_on_its_node_is_not_moved_to_another() -> 
     assert not orders(actions)
     assert notes(actions) == ["plan", "shortage"]
     scene.script.target = plan(2, None)
-    assert [type(order) for order in orders(scene.act(2000, WOKE))] == [StartReplica]
+    assert [type(order) for order in orders(scene.act(2000, WOKE))] == [StartWorker]
 
 
 @pytest.mark.parametrize("cores", [(1, 0), (1, 9)])
@@ -407,7 +407,7 @@ def test_a_version_that_retires_is_planned_again_if_a_stage_with_requests_gets_n
     scene.act(40, Removed(""))
     scene.script.target = plan(1, 1)
     (order,) = orders(scene.act(1000, WOKE))
-    assert isinstance(order, StartReplica)
+    assert isinstance(order, StartWorker)
     assert order.spec.stage == "b"
 
 
@@ -418,7 +418,7 @@ def test_a_replica_outside_the_plan_does_not_wait_for_a_resize_that_was_refused(
     groups = (Group(ReplicaSpec("only", "a", Slot(2)), 1), Group(ReplicaSpec("only", "b", Slot(1)), 1))
     scene.script.target = Plan((StagePlan("only", groups, 4),), why="the test says so")
     scene.act(1000, WOKE)
-    scene.act(1010, ReplicaReady(R1))
-    scene.act(1020, Resized(R0, 1.0))
+    scene.act(1010, WorkerReady(R1))
+    scene.act(1020, WorkerResized(R0, 1.0))
     scene.script.target = plan_of(1, cores=2)
-    assert orders(scene.act(2000, WOKE)) == [StopReplica(R1, "the plan has no use for it")]
+    assert orders(scene.act(2000, WOKE)) == [StopWorker(R1, "the plan has no use for it")]

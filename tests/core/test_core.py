@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.actions import Action, End, StartBatch, StartWorker
 from sloop.core.protocols import Forecast
 from sloop.core.views import Traffic
-from sloop.events import WOKE, Event, Finished, ReplicaLost, ReplicaReady, Woke
+from sloop.events import WOKE, Event, Finished, Woke, WorkerLost, WorkerReady
 from sloop.units import ms
 from sloop.vocabulary import Outcome
 from tests.core.scene import Scene, plan_of, request
@@ -25,14 +25,14 @@ def test_an_event_after_a_missed_wake_does_what_was_due_first() -> None:
     scene.warm_up()
     scene.script.target = plan_of(2)
     actions = scene.act(1200, request(1, at_ms=1200))
-    assert [type(a) for a in actions if isinstance(a, StartReplica | StartBatch)] == [StartReplica, StartBatch]
+    assert [type(a) for a in actions if isinstance(a, StartWorker | StartBatch)] == [StartWorker, StartBatch]
 
 
 def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
     """A run whose next event is drawn at random: an arrival, a finished or lost batch, a started replica, a wake."""
     scene, events, now_ms, id = Scene(plan_of(2)), [], 0, 0
     running: list[StartBatch] = []
-    starting: list[StartReplica] = []
+    starting: list[StartWorker] = []
     for choice in [0, *choices, *([1, 3, 0] * (len(choices) + 4))]:
         event: Event = WOKE
         if choice in (4, 5):
@@ -41,15 +41,15 @@ def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
             batch = running.pop(0)
             event = Finished(batch.batch, batch.replica, ms(5))
         elif choice == 2 and running:
-            event = ReplicaLost(running.pop().replica, "chance")
+            event = WorkerLost(running.pop().replica, "chance")
         elif choice == 3 and starting:
-            event = ReplicaReady(starting.pop(0).replica)
+            event = WorkerReady(starting.pop(0).worker)
         else:
             now_ms += 37
         events.append((ms(now_ms), event))
         new = scene.act(now_ms, event)
         running += [a for a in new if isinstance(a, StartBatch)]
-        starting += [a for a in new if isinstance(a, StartReplica)]
+        starting += [a for a in new if isinstance(a, StartWorker)]
     ends = [a for a in scene.actions if isinstance(a, End)]
     assert sorted(end.request for end in ends) == list(range(id)), "every request ends exactly once"
     assert all(end.outcome is not Outcome.REJECTED for end in ends)

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from sloop.actions import StartBatch, StartReplica
+from sloop.actions import StartBatch, StartWorker
 from sloop.core import Core
-from sloop.events import WOKE, Finished, ReplicaReady
+from sloop.events import WOKE, Finished, WorkerReady
 from sloop.units import ms, s
 from sloop.vocabulary import Node, ReplicaId
 from tests.core.scene import Scene, plan_of, request
@@ -39,8 +39,8 @@ def warm(replicas: int, batch_max: int = 1, nodes: int = 1) -> Scene:
 def begin(core: Core) -> None:
     """The first tick; every replica that it starts is ready at once."""
     for action in core.handle(0, WOKE):
-        if isinstance(action, StartReplica):
-            core.handle(0, ReplicaReady(action.replica))
+        if isinstance(action, StartWorker):
+            core.handle(0, WorkerReady(action.worker))
 
 
 def served(core: Core, count: int, *, together: int = 1, at_ns: int = ms(1)) -> Callable[[], None]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.actions import Action, End, StartBatch, StartWorker
 from sloop.app.application import Application
 from sloop.app.graph import When
-from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, ReplicaLost, ReplicaReady
+from sloop.events import WOKE, BatchFailed, Cancelled, Draining, Finished, WorkerLost, WorkerReady
 from sloop.policies.batch import Full, Timeout
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.units import FOREVER_NS, ms
@@ -266,9 +266,9 @@ def test_ends_without_an_answer_name_their_stage() -> None:
     lost = on(CHAIN)
     lost.act(0, request(1))
     run = started(lost.act(11, done(started(lost.actions, "a"))), "b")
-    (again,) = [a for a in lost.act(12, ReplicaLost(run.replica, "killed")) if isinstance(a, StartReplica)]
-    lost.act(13, ReplicaReady(again.replica))
-    lost.act(14, ReplicaLost(again.replica, "killed"))
+    (again,) = [a for a in lost.act(12, WorkerLost(run.replica, "killed")) if isinstance(a, StartWorker)]
+    lost.act(13, WorkerReady(again.worker))
+    lost.act(14, WorkerLost(again.worker, "killed"))
     assert stage_of(lost) == "b"
 
 
@@ -295,7 +295,7 @@ def test_an_idle_stage_serves_the_newest_of_hopeless_requests() -> None:
     scene = Scene(one_each(CHAIN), application=CHAIN)
     scene.act(0, WOKE)
     scene.act(5000, *(request(number, at_ms=5000, slo_ms=1) for number in (1, 2, 3)))
-    actions = scene.act(5000, *(ReplicaReady(ReplicaId(number)) for number in range(3)))
+    actions = scene.act(5000, *(WorkerReady(ReplicaId(number)) for number in range(3)))
     assert started(actions, "a").requests == (3,)
     assert dropped(actions) == [1, 2]
 
@@ -304,7 +304,7 @@ def test_an_idle_stage_serves_what_is_in_time_and_no_hopeless_request_beside_it(
     scene = Scene(one_each(CHAIN), application=CHAIN)
     scene.act(0, WOKE)
     scene.act(5000, request(1, at_ms=5000, slo_ms=100), request(2, at_ms=5000, slo_ms=1))
-    actions = scene.act(5000, *(ReplicaReady(ReplicaId(number)) for number in range(3)))
+    actions = scene.act(5000, *(WorkerReady(ReplicaId(number)) for number in range(3)))
     assert started(actions, "a").requests == (1,)
     assert dropped(scene.actions) == [2]
 

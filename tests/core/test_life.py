@@ -3,8 +3,8 @@
 import pytest
 
 from sloop.core.life import FOLLOWING, INCOMPLETE, LIVES, WorkerState
-from sloop.core.replica import AttachedShadow
-from sloop.vocabulary import Life, Shadow
+from sloop.core.replica import ReplicaWorker
+from sloop.vocabulary import Life, WorkerId
 
 
 def test_the_table_has_each_state() -> None:
@@ -13,11 +13,11 @@ def test_the_table_has_each_state() -> None:
 
 def test_a_worker_may_be_told_to_stop_in_every_state_and_does_not_come_back() -> None:
     assert [state for state in WorkerState if WorkerState.DRAINING not in FOLLOWING[state]] == [WorkerState.DRAINING]
-    shadow = AttachedShadow(0, Shadow(1.0, (0,)))
-    shadow.enter(WorkerState.DRAINING)
+    worker = ReplicaWorker(WorkerId(0), None)  # type: ignore[arg-type]  # of no replica
+    worker.enter(WorkerState.DRAINING)
     for state in WorkerState:
         with pytest.raises(AssertionError, match=f"draining cannot be {state} next"):
-            shadow.enter(state)
+            worker.enter(state)
 
 
 def test_from_each_state_a_worker_can_come_to_serve_without_a_loop() -> None:

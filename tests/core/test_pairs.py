@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, AttachShadow, Decided, DetachShadow, ResizeReplica, StartBatch, StartReplica
+from sloop.actions import Action, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.core.difference import diff
-from sloop.core.ledger import Ledger, Reservation
 from sloop.core.planner import check, cores_by_hardware, trimmed
 from sloop.core.views import ReplicaView
 from sloop.errors import InputError
@@ -17,13 +16,10 @@ from sloop.events import (
     WOKE,
     BatchFailed,
     Finished,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.units import ms
 from sloop.vocabulary import (
@@ -38,6 +34,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     StagePlan,
+    WorkerId,
 )
 from tests.core.scene import NODE, Scene, plan_of, request
 
@@ -51,6 +48,11 @@ def pair_plan(shadow: Shadow | None = SHADOW, *, count: int = 1, cores: float = 
     (group,) = target.groups
     group = structs.replace(group, spec=structs.replace(group.spec, shadow=shadow))
     return Plan((structs.replace(target, groups=(group,)),), "the test says so")
+
+
+def starts(replica: ReplicaId, number: int, shadow: Shadow, *, cores: float = 1.0) -> StartWorker:
+    spec = ReplicaSpec("only", "a", Slot(cores), NODE.name, shadow=shadow)
+    return StartWorker(WorkerId(number), spec, replica)
 
 
 def orders(actions: list[Action]) -> list[Action]:
@@ -70,8 +72,8 @@ def body(**scene_of: object) -> Scene:
 
 
 def attached(scene: Scene) -> Scene:
-    assert orders(scene.act(1000, WOKE)) == [AttachShadow(R0, 0, SHADOW)]
-    scene.act(1010, ShadowReady(R0, 0))
+    assert orders(scene.act(1000, WOKE)) == [starts(R0, 1, SHADOW)]
+    scene.act(1010, WorkerReady(WorkerId(1)))
     return scene
 
 
@@ -81,13 +83,13 @@ def replica(scene: Scene, id: ReplicaId = R0):  # type: ignore[no-untyped-def]  
 
 def test_a_shadow_is_attached_to_the_running_body_which_serves_alone_until_it_is_ready() -> None:
     scene = body()
-    assert orders(scene.act(1000, WOKE)) == [AttachShadow(R0, 0, SHADOW)]
+    assert orders(scene.act(1000, WOKE)) == [starts(R0, 1, SHADOW)]
     assert scene.core.state.ledger.view("n0").free_cores == NODE.cores - 3
     assert scene.core.state.ledger.view("n0").free_memory_bytes == NODE.memory_bytes - 150
     (start,) = scene.act(1005, request(1, at_ms=1005))
     assert isinstance(start, StartBatch)
     assert (replica(scene).form, replica(scene).alone_ns) == (ALONE, ms(11))
-    assert scene.act(1010, ShadowReady(R0, 0)) == []
+    assert scene.act(1010, WorkerReady(WorkerId(1))) == []
     assert (replica(scene).form, replica(scene).alone_ns) == (Form(SHADOW), ms(5.5))
     (view,) = scene.core.stage_views()[0].replicas
     assert (view.spec.shadow, view.form) == (SHADOW, Form(SHADOW))
@@ -108,12 +110,12 @@ def test_a_shadow_that_the_plan_does_not_want_any_more_is_detached_and_frees_its
     (start,) = scene.act(1990, request(1, at_ms=1990))
     assert isinstance(start, StartBatch)
     scene.script.target = plan_of(1)
-    assert orders(scene.act(2000, WOKE)) == [DetachShadow(R0, 0, "the plan has no such shadow")]
+    assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
     assert (replica(scene).form, replica(scene).shadow_drains) == (ALONE, True)
     assert scene.core.state.ledger.view("n0").free_cores == 1, "until it has stopped"
     assert scene.act(2002, Finished(start.batch, R0, ms(12)))
     assert scene.beliefs["only", "a", ""].forms[Form(SHADOW)].observed == [(1, 1.0, ms(12))]
-    assert scene.act(2010, ShadowStopped(R0, 0)) == []
+    assert scene.act(2010, WorkerStopped(WorkerId(1))) == []
     assert scene.core.state.ledger.view("n0").free_cores == 3
     assert scene.core.state.ledger.view("n0").free_memory_bytes == NODE.memory_bytes - 100
 
@@ -122,10 +124,10 @@ def test_a_lost_shadow_dissolves_the_pair_and_costs_no_batch() -> None:
     scene = attached(body())
     (start,) = scene.act(1500, request(1, at_ms=1500))
     assert isinstance(start, StartBatch)
-    first, second = scene.act(1503, ShadowLost(R0, 0, "it died"))
+    first, second = scene.act(1503, WorkerLost(WorkerId(1), "it died"))
     assert isinstance(first, Decided)
     assert (first.kind, first.why) == ("shadow", "its shadow is lost: it died; another one starts at once")
-    assert second == AttachShadow(R0, 1, SHADOW)
+    assert second == starts(R0, 2, SHADOW)
     assert replica(scene).form is ALONE
     assert replica(scene).batch is not None, "the body finishes it"
     assert scene.core.state.ledger.view("n0").free_cores == 1
@@ -134,54 +136,59 @@ def test_a_lost_shadow_dissolves_the_pair_and_costs_no_batch() -> None:
 
 def test_shadows_that_die_again_and_again_are_replaced_ever_later() -> None:
     scene = attached(body())
-    assert AttachShadow(R0, 1, SHADOW) in scene.act(1500, ShadowLost(R0, 0, "it died"))
-    (note,) = scene.act(1501, ShadowLost(R0, 1, "it died"))
+    assert starts(R0, 2, SHADOW) in scene.act(1500, WorkerLost(WorkerId(1), "it died"))
+    (note,) = scene.act(1501, WorkerLost(WorkerId(2), "it died"))
     assert isinstance(note, Decided)
     assert note.why == "its shadow is lost: it died; another one starts in 1 s"
     assert orders(scene.act(2000, WOKE)) == []
-    assert orders(scene.act(3000, WOKE)) == [AttachShadow(R0, 2, SHADOW)]
-    (note,) = scene.act(3001, ShadowLost(R0, 2, "it died"))
+    assert orders(scene.act(3000, WOKE)) == [starts(R0, 3, SHADOW)]
+    (note,) = scene.act(3001, WorkerLost(WorkerId(3), "it died"))
     assert isinstance(note, Decided)
     assert note.why.endswith("in 2 s")
     scene.act(6000, WOKE)
     scene.act(60_000, WOKE)
-    assert AttachShadow(R0, 4, SHADOW) in scene.act(60_001, ShadowLost(R0, 3, "it died")), "that was long ago"
+    assert starts(R0, 5, SHADOW) in scene.act(60_001, WorkerLost(WorkerId(4), "it died")), "that was long ago"
 
 
 def test_events_of_other_shadows_count_for_nothing() -> None:
     scene = attached(body())
     before = scene.core.state.ledger.view("n0")
-    for event in (ShadowReady(R0, 7), ShadowLost(R0, 7, "?"), ShadowStopped(R0, 7), ShadowStopped(R0, 0)):
+    for event in (
+        WorkerReady(WorkerId(8)),
+        WorkerLost(WorkerId(8), "?"),
+        WorkerStopped(WorkerId(8)),
+        WorkerStopped(WorkerId(1)),
+    ):
         assert scene.act(1100, event) == []
-    for event in (ShadowReady(R1, 0), ShadowLost(R1, 0, "?"), ShadowStopped(R1, 0), ShadowReady(R0, 0)):
+    for event in (WorkerReady(WorkerId(1)), WorkerStopped(WorkerId(1)), WorkerReady(WorkerId(1))):
         assert scene.act(1200, event) == []
     assert (replica(scene).form, scene.core.state.ledger.view("n0")) == (Form(SHADOW), before)
     scene.script.target = plan_of(1)
-    assert orders(scene.act(2000, WOKE)) == [DetachShadow(R0, 0, "the plan has no such shadow")]
-    assert scene.act(2001, ShadowReady(R0, 0)) == []
+    assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
+    assert scene.act(2001, WorkerReady(WorkerId(1))) == []
     assert replica(scene).form is ALONE, "it was told to stop"
-    assert scene.act(2002, ShadowLost(R0, 0, "it died")) == [], "which is as good"
+    assert scene.act(2002, WorkerLost(WorkerId(1), "it died")) == [], "which is as good"
     assert scene.core.state.ledger.view("n0").free_cores == 3
-    assert scene.act(2003, ShadowStopped(R0, 0)) == []
+    assert scene.act(2003, WorkerStopped(WorkerId(1))) == []
 
 
 def test_a_shadow_waits_for_its_body() -> None:
     scene = Scene(pair_plan())
     scene.beliefs["only", "a", ""].layer_count = 3
     (start,) = orders(scene.act(0, WOKE))
-    assert isinstance(start, StartReplica)
+    assert isinstance(start, StartWorker)
     assert start.spec.shadow is None
     assert scene.core.state.ledger.view("n0").free_cores == 3
-    assert orders(scene.act(500, ReplicaReady(R0))) == [AttachShadow(R0, 0, SHADOW)]
+    assert orders(scene.act(500, WorkerReady(R0))) == [starts(R0, 1, SHADOW)]
 
 
 def test_another_shadow_is_attached_when_the_first_one_has_stopped() -> None:
     scene = attached(body())
     scene.script.target = pair_plan(OTHER)
-    assert orders(scene.act(2000, WOKE)) == [DetachShadow(R0, 0, "the plan has no such shadow")]
+    assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
     assert orders(scene.act(3000, WOKE)) == []
-    assert orders(scene.act(3010, ShadowStopped(R0, 0))) == [AttachShadow(R0, 1, OTHER)]
-    scene.act(3020, ShadowReady(R0, 1))
+    assert orders(scene.act(3010, WorkerStopped(WorkerId(1)))) == [starts(R0, 2, OTHER)]
+    scene.act(3020, WorkerReady(WorkerId(2)))
     assert replica(scene).form == Form(OTHER)
 
 
@@ -191,7 +198,7 @@ def test_a_shadow_without_room_is_tried_again() -> None:
     assert (note.kind, note.why) == ("shadow", "n0 has no room for a shadow of replica 0 with 2 cores")
     assert scene.act(2000, WOKE) == [], "it is said once"
     scene.script.target = pair_plan(OTHER)
-    assert orders(scene.act(3000, WOKE)) == [AttachShadow(R0, 0, OTHER)]
+    assert orders(scene.act(3000, WOKE)) == [starts(R0, 1, OTHER)]
 
 
 def test_shortages_that_last_at_once_are_each_said_once() -> None:
@@ -205,7 +212,7 @@ def test_shortages_that_last_at_once_are_each_said_once() -> None:
     three = pair_plan(count=3)
     scene.script.target = three
     assert said(1000) == [("shadow", R0), ("shortage", None)]
-    assert said(1010, ReplicaReady(R1)) == [("shadow", R1)]
+    assert said(1010, WorkerReady(R1)) == [("shadow", R1)]
     assert [said(at_ms) for at_ms in range(2000, 9000, 1000)] == [[]] * 7
     scene.script.target = pair_plan(count=2)
     assert said(9000) == []
@@ -221,9 +228,9 @@ def test_memory_limits_shadows_too() -> None:
 def test_a_shadow_attaches_while_its_body_is_resized() -> None:
     scene = body()
     scene.script.target = pair_plan(cores=2.0)
-    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 2.0), AttachShadow(R0, 0, SHADOW)]
-    scene.act(1010, ShadowReady(R0, 0))
-    scene.act(1020, Resized(R0, 2.0))
+    assert orders(scene.act(1000, WOKE)) == [ResizeWorker(R0, 2.0), starts(R0, 1, SHADOW, cores=2.0)]
+    scene.act(1010, WorkerReady(WorkerId(1)))
+    scene.act(1020, WorkerResized(R0, 2.0))
     assert (replica(scene).form, replica(scene).cores) == (Form(SHADOW), 2.0)
     assert replica(scene).alone_ns == ms(2.75)
     assert replica(scene).millicores == 4000
@@ -235,12 +242,12 @@ def test_a_body_that_is_gone_takes_its_shadow_along(is_ready: bool) -> None:
     scene = body()
     scene.act(1000, WOKE)
     if is_ready:
-        scene.act(1010, ShadowReady(R0, 0))
-    (_, start) = scene.act(1500, ReplicaLost(R0, "it died"))
-    assert isinstance(start, StartReplica)
+        scene.act(1010, WorkerReady(WorkerId(1)))
+    (_, start) = scene.act(1500, WorkerLost(R0, "it died"))
+    assert isinstance(start, StartWorker)
     assert scene.core.state.ledger.view("n0").free_cores == 3
-    assert orders(scene.act(1501, ShadowLost(R0, 0, "it died"))) == []
-    assert orders(scene.act(1600, ReplicaReady(R1))) == [AttachShadow(R1, 1, SHADOW)]
+    assert orders(scene.act(1501, WorkerLost(WorkerId(1), "it died"))) == []
+    assert orders(scene.act(1600, WorkerReady(start.worker))) == [starts(start.worker, 3, SHADOW)]
 
 
 def test_a_pair_that_stops_frees_all_of_it() -> None:
@@ -248,7 +255,7 @@ def test_a_pair_that_stops_frees_all_of_it() -> None:
     scene.script.target = plan_of(0)
     scene.act(2000, WOKE)
     assert replica(scene).life is Life.DRAINING
-    assert orders(scene.act(2001, ReplicaStopped(R0))) == []
+    assert orders(scene.act(2001, WorkerStopped(R0))) == []
     assert scene.core.state.ledger.view("n0").free_cores == NODE.cores
 
 
@@ -265,17 +272,19 @@ def test_a_pair_keeps_its_shadow_until_a_replacement_is_ready() -> None:
     scene = attached(body())
     scene.script.target = plan_of(2)
     (start,) = orders(scene.act(2000, WOKE))
-    assert isinstance(start, StartReplica)
-    assert orders(scene.act(2500, ReplicaReady(R1))) == [DetachShadow(R0, 0, "the plan has no such shadow")]
+    assert isinstance(start, StartWorker)
+    assert orders(scene.act(2500, WorkerReady(start.worker))) == [
+        StopWorker(WorkerId(1), "the plan has no such shadow")
+    ]
 
 
 def test_a_shadow_makes_room_for_a_replacement_that_has_none() -> None:
     scene = attached(body(nodes=(Node("n0", "local", cores=3, memory_bytes=1000),)))
     scene.script.target = plan_of(3)
     (first,) = orders(scene.act(2000, WOKE))
-    assert isinstance(first, DetachShadow)
-    started = orders(scene.act(2010, ShadowStopped(R0, 0)))
-    assert [type(each) for each in started] == [StartReplica, StartReplica]
+    assert isinstance(first, StopWorker)
+    started = orders(scene.act(2010, WorkerStopped(WorkerId(1))))
+    assert [type(each) for each in started] == [StartWorker, StartWorker]
 
 
 # Plans
@@ -361,47 +370,3 @@ def test_shadow_changes_lead_to_the_plan_and_lose_nothing_that_it_needs(
         now = {id: structs.replace(each, life=Life.READY) for id, each in now.items()}
     counts = sorted(map(repr, (each.spec for each in now.values())))
     assert counts == sorted(repr(spec) for spec, count in wanted for _ in range(count))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(("place", "attach", "detach", "resize", "release")),
-            st.integers(0, 3),
-            st.sampled_from((0.5, 1.0, 2.0)),
-        ),
-        max_size=30,
-    )
-)
-def test_the_ledger_adds_up_with_shadows(steps: list[tuple[str, int, float]]) -> None:
-    ledger, node = Ledger([NODE]), NODE.name
-    kept: dict[int, tuple[float, float]] = {}
-    for step, id, cores in steps:
-        name = ReplicaId(id)
-        own, shadow = kept.get(id, (0.0, 0.0))
-        used = sum(map(sum, kept.values()))
-        if step == "place" and id not in kept:
-            if ledger.reserve(name, Reservation(node, round(cores * 1000), 10)):
-                kept[id] = cores, 0.0
-            else:
-                assert used + cores > NODE.cores
-        elif step == "attach" and own and not shadow:
-            if ledger.attach(name, cores, 5):
-                kept[id] = own, cores
-            else:
-                assert used + cores > NODE.cores
-        elif step == "detach" and shadow:
-            ledger.detach(name)
-            kept[id] = own, 0.0
-        elif step == "resize" and own:
-            if ledger.resize(name, cores):
-                kept[id] = cores, shadow
-        elif step == "release":
-            ledger.release(name)
-            kept.pop(id, None)
-        view = ledger.view(node)
-        assert view.free_cores == NODE.cores - sum(map(sum, kept.values()))
-        assert view.free_memory_bytes == NODE.memory_bytes - sum(10 + (5 if each[1] else 0) for each in kept.values())
-        copied = ledger.without(())
-        assert copied.view(node) == view

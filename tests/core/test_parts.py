@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from sloop.actions import Action, End, StartBatch, StartReplica
+from sloop.actions import Action, End, StartBatch, StartWorker
 from sloop.app.graph import Each
 from sloop.core.graph_estimates import CERTAIN_AFTER
 from sloop.core.queue import Queue
-from sloop.events import WOKE, BatchFailed, Cancelled, ReplicaLost, ReplicaReady
+from sloop.events import WOKE, BatchFailed, Cancelled, WorkerLost, WorkerReady
 from sloop.policies.drop import PredictiveDrop
 from sloop.units import ms
 from sloop.vocabulary import Outcome, Path, RequestId
@@ -130,10 +130,10 @@ def test_parts_of_a_lost_batch_are_retried_with_their_numbers() -> None:
     scene = on(PARTS)
     scene.act(0, request(1))
     read = started(scene.act(11, done(started(scene.actions, "find"), (3, 1))), "read")
-    (again,) = [a for a in scene.act(12, ReplicaLost(read.replica, "killed")) if isinstance(a, StartReplica)]
-    retried = started(scene.act(13, ReplicaReady(again.replica)), "read")
+    (again,) = [a for a in scene.act(12, WorkerLost(read.replica, "killed")) if isinstance(a, StartWorker)]
+    retried = started(scene.act(13, WorkerReady(again.worker)), "read")
     assert (retried.requests, sorted(retried.parts)) == ((1, 1, 1), [0, 1, 2])
-    scene.act(14, ReplicaLost(again.replica, "killed"))
+    scene.act(14, WorkerLost(again.worker, "killed"))
     assert outcomes(scene) == {1: Outcome.FAILED}
     assert scene.core.is_idle
 

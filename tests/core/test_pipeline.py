@@ -2,19 +2,19 @@
 
 from msgspec import structs
 
-from sloop.actions import CancelTransfer, Decided, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import CancelTransfer, Decided, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.core.pipeline import layers_of
 from sloop.core.views import Provisioning, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     BatchLost,
     Finished,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
     TransferFailed,
     Transferred,
     Woke,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.units import s
 from sloop.vocabulary import (
@@ -55,8 +55,8 @@ def serving(**options: object) -> Scene:
     """A pipeline of two parts that serves; each has ordered the other layers."""
     scene = scene_of(PAIR, **options)  # type: ignore[arg-type]
     scene.act(0, Woke())
-    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0), Transferred(TransferId(1), "n1"))
-    scene.act(2, ReplicaReady(R1))
+    scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(R0), Transferred(TransferId(1), "n1"))
+    scene.act(2, WorkerReady(R1))
     return scene
 
 
@@ -67,7 +67,7 @@ def serving_beside_a_whole() -> Scene:
     scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
     scene.script.target = plan_of(3)
     scene.act(1_000, Woke())
-    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    scene.act(1_001, Transferred(TransferId(4), "n2"), WorkerReady(R2))
     return scene
 
 
@@ -86,7 +86,7 @@ def test_parts_are_ordered_with_their_layers() -> None:
         Transfer(TransferId(0), ModelWeights("a", 100, LayerSet(0, 1)), STORE, ("n0",)),
         Transfer(TransferId(1), ModelWeights("a", 200, LayerSet(1, 3)), STORE, ("n1",)),
     ]
-    parts = [each.part for each in of(StartReplica, actions)]  # type: ignore[attr-defined]
+    parts = [each.part for each in of(StartWorker, actions)]  # type: ignore[attr-defined]
     assert parts == [Part(PipelineId(0), place, BOUNDS) for place in range(2)]
     assert scene.core.state.ledger.free_memory_bytes("n0") == 1000 - 100 - 300, "room for the whole model at once"
 
@@ -94,9 +94,9 @@ def test_parts_are_ordered_with_their_layers() -> None:
 def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
     scene = scene_of(PAIR)
     scene.act(0, Woke())
-    assert not scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0), ReplicaReady(R0))
+    assert not scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(R0), WorkerReady(R0))
     assert not of(StartBatch, scene.act(1.5, request(0, at_ms=1.5))), "one part is not enough"
-    actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
+    actions = scene.act(2, Transferred(TransferId(1), "n1"), WorkerReady(R1))
     assert of(Transfer, actions) == [
         Transfer(TransferId(2), ModelWeights("a", 200, LayerSet(0, 1).others), STORE, ("n0",), completes=(R0,)),
         Transfer(TransferId(3), ModelWeights("a", 100, LayerSet(1, 3).others), STORE, ("n1",), completes=(R1,)),
@@ -110,15 +110,15 @@ def test_one_chain_brings_all_layers_to_all_parts() -> None:
     scene = scene_of(PAIR, chains=True)
     scene.act(0, Woke())
     actions = scene.act(1, *(Transferred(TransferId(place), f"n{place}") for place in range(2)))
-    actions = scene.act(2, ReplicaReady(R0), ReplicaReady(R1))
+    actions = scene.act(2, WorkerReady(R0), WorkerReady(R1))
     chain = Transfer(TransferId(2), ModelWeights("a", 300, LayerSet(0, 3)), STORE, ("n0", "n1"), completes=(R0, R1))
     assert of(Transfer, actions) == [chain]
     (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n1", "n0 is gone")))
     assert again == Transfer(
         TransferId(3), ModelWeights("a", 100, LayerSet(1, 3).others), STORE, ("n1",), completes=(R1,)
     )
-    scene.act(4, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
-    scene.act(5, ReplicaCompleted(R1))
+    scene.act(4, Transferred(TransferId(2), "n0"), WorkerCompleted(R0), Transferred(TransferId(3), "n1"))
+    scene.act(5, WorkerCompleted(R1))
     assert {each.form for each in scene.core.state.replicas.values()} == {ALONE}
     assert not scene.core.state.weights.transfers
 
@@ -126,10 +126,10 @@ def test_one_chain_brings_all_layers_to_all_parts() -> None:
 def test_a_complete_pipeline_dissolves_when_its_batches_have_left_it() -> None:
     scene = serving()
     scene.act(3, request(0, at_ms=3))
-    scene.act(4, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
+    scene.act(4, Transferred(TransferId(2), "n0"), WorkerCompleted(R0), Transferred(TransferId(3), "n1"))
     replica, other = scene.core.state.replicas[R0], scene.core.state.replicas[R1]
     assert replica.form.bounds, "the other part has not all layers"
-    scene.act(5, ReplicaCompleted(R1))
+    scene.act(5, WorkerCompleted(R1))
     assert replica.form.bounds, "its batch is in the pipeline"
     belief = replica.service_rate.belief
     scene.act(20, Finished(BatchId(0), R0, 1))
@@ -148,7 +148,7 @@ def test_a_complete_pipeline_dissolves_when_its_batches_have_left_it() -> None:
 def test_a_lost_part_takes_the_pipeline_along_and_the_others_complete_themselves() -> None:
     scene = serving()
     scene.act(3, request(0, at_ms=3), request(1, at_ms=3))
-    actions = scene.act(4, ReplicaLost(R0, "it crashed"))
+    actions = scene.act(4, WorkerLost(R0, "it crashed"))
     (why,) = [each.why for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
     assert why == "a part of its pipeline is lost: 1 serve when they have all layers"
     assert [each.node for each in of(CancelTransfer, actions)] == ["n0"]  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_a_lost_part_takes_the_pipeline_along_and_the_others_complete_themselves
         "its own batch is to blame"
     )
     assert scene.core.state.replicas[R1].form == ALONE
-    actions = scene.act(5, Transferred(TransferId(3), "n1"), ReplicaCompleted(R1))
+    actions = scene.act(5, Transferred(TransferId(3), "n1"), WorkerCompleted(R1))
     assert [each.requests for each in of(StartBatch, actions)] == [(0,)]  # type: ignore[attr-defined]
 
 
@@ -171,7 +171,7 @@ def test_a_lost_batch_says_that_the_pipeline_is_lost_also_if_it_comes_first() ->
     (why,) = [each.why for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
     assert why == "a part of its pipeline is lost: the others serve when they have all layers"
     assert lives(scene) == [Life.STARTING, Life.STARTING]
-    actions = scene.act(5, ReplicaLost(R0, "it crashed"))
+    actions = scene.act(5, WorkerLost(R0, "it crashed"))
     assert not [each for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
     assert lives(scene) == [Life.STARTING]
 
@@ -179,12 +179,12 @@ def test_a_lost_batch_says_that_the_pipeline_is_lost_also_if_it_comes_first() ->
 def test_parts_that_start_go_on_without_a_pipeline() -> None:
     scene = scene_of(PAIR)
     scene.act(0, Woke())
-    scene.act(1, ReplicaLost(R0, "it crashed"))
-    actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
+    scene.act(1, WorkerLost(R0, "it crashed"))
+    actions = scene.act(2, Transferred(TransferId(1), "n1"), WorkerReady(R1))
     assert [each.completes for each in of(Transfer, actions)] == [(R1,)]  # type: ignore[attr-defined]
-    assert not of(Transfer, scene.act(2.5, ReplicaReady(R1))), "said twice"
+    assert not of(Transfer, scene.act(2.5, WorkerReady(R1))), "said twice"
     assert lives(scene) == [Life.STARTING]
-    scene.act(3, Transferred(TransferId(2), "n1"), ReplicaCompleted(R1))
+    scene.act(3, Transferred(TransferId(2), "n1"), WorkerCompleted(R1))
     assert lives(scene) == [Life.READY]
 
 
@@ -203,11 +203,11 @@ def test_parts_stop_together_when_none_runs_a_batch() -> None:
     scene.act(3, request(0, at_ms=3))
     scene.script.target = plan_of(0)
     actions = scene.act(1_000, Woke())
-    assert not of(StopReplica, actions)
+    assert not of(StopWorker, actions)
     assert lives(scene) == [Life.DRAINING, Life.DRAINING]
     actions = scene.act(1_001, Finished(BatchId(0), R0, 1))
-    assert [each.replica for each in of(StopReplica, actions)] == [R0, R1]  # type: ignore[attr-defined]
-    assert not of(StopReplica, scene.act(1_002, ReplicaStopped(R0), ReplicaStopped(R1)))
+    assert [each.worker for each in of(StopWorker, actions)] == [R0, R1]  # type: ignore[attr-defined]
+    assert not of(StopWorker, scene.act(1_002, WorkerStopped(R0), WorkerStopped(R1)))
     assert not scene.core.state.replicas
 
 
@@ -215,18 +215,18 @@ def test_whole_pipelines_stop_first_and_never_a_part_alone() -> None:
     scene = serving_beside_a_whole()
     scene.script.target = plan_of(1)
     actions = scene.act(2_000, Woke())
-    assert [each.replica for each in of(StopReplica, actions)] == [R0, R1]  # type: ignore[attr-defined]
+    assert [each.worker for each in of(StopWorker, actions)] == [R0, R1]  # type: ignore[attr-defined]
 
 
 def test_a_plan_for_fewer_than_a_pipeline_has_stops_others() -> None:
     scene = serving_beside_a_whole()
     scene.script.target = plan_of(2)
-    assert [each.replica for each in of(StopReplica, scene.act(2_000, Woke()))] == [R2]  # type: ignore[attr-defined]
+    assert [each.worker for each in of(StopWorker, scene.act(2_000, Woke()))] == [R2]  # type: ignore[attr-defined]
     scene.script.target = plan_of(1)
-    assert not of(StopReplica, scene.act(3_000, Woke())), "half a pipeline is no replica"
-    scene.act(3_001, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
-    actions = scene.act(3_001, ReplicaCompleted(R1))
-    assert len(of(StopReplica, actions)) == 1, "now they are replicas of their own"
+    assert not of(StopWorker, scene.act(3_000, Woke())), "half a pipeline is no replica"
+    scene.act(3_001, Transferred(TransferId(2), "n0"), WorkerCompleted(R0), Transferred(TransferId(3), "n1"))
+    actions = scene.act(3_001, WorkerCompleted(R1))
+    assert len(of(StopWorker, actions)) == 1, "now they are replicas of their own"
 
 
 def test_a_pipeline_without_room_for_all_parts_is_not_started() -> None:
@@ -234,7 +234,7 @@ def test_a_pipeline_without_room_for_all_parts_is_not_started() -> None:
     chains = tuple(WeightChain(STORE, ("n0",), LayerSet(place, place + 1)) for place in range(2))
     scene = scene_of(Provisioning(starts, chains, pipelines=((0, 1, 2, 3),)), replicas=3)
     actions = scene.act(0, Woke())
-    assert not of(StartReplica, actions), "two fit on two cores"
+    assert not of(StartWorker, actions), "two fit on two cores"
     assert len(of(CancelTransfer, actions)) == 2, "nobody waits for the parts"
     assert scene.core.state.ledger.free_memory_bytes("n0") == 1000
     assert not scene.core.state.replicas
@@ -249,11 +249,11 @@ def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:
     )
     scene = scene_of(first, later, replicas=1)
     scene.act(0, Woke())
-    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0))
+    scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(R0))
     scene.script.target = plan_of(3)
     scene.act(1_000, Woke())
-    scene.act(1_001, ReplicaReady(R1), ReplicaCompleted(R1))
-    actions = scene.act(1_002, Transferred(TransferId(1), "n1"), ReplicaReady(R2))
+    scene.act(1_001, WorkerReady(R1), WorkerCompleted(R1))
+    actions = scene.act(1_002, Transferred(TransferId(1), "n1"), WorkerReady(R2))
     assert [each.completes for each in of(Transfer, actions)] == [(R2,)]  # type: ignore[attr-defined]
 
 

@@ -5,19 +5,19 @@ from typing import ClassVar
 
 import pytest
 
-from sloop.actions import CancelTransfer, Decided, Evict, StartReplica, Transfer
+from sloop.actions import CancelTransfer, Decided, Evict, StartWorker, Transfer
 from sloop.core.protocols import Provision
 from sloop.core.provision import expected_starts_ns
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     NodeLost,
     NodeReady,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
     TransferFailed,
     Transferred,
     Woke,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.policies.provision import AsPlaced, CheapestStart
 from sloop.units import s
@@ -59,7 +59,7 @@ def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...]
 
 
 def starts(actions: object) -> list[tuple[str | None, int | None]]:
-    return [(each.spec.node, each.transfer) for each in actions if isinstance(each, StartReplica)]  # type: ignore[attr-defined]
+    return [(each.spec.node, each.transfer) for each in actions if isinstance(each, StartWorker)]  # type: ignore[attr-defined]
 
 
 def cancelled(actions: object) -> list[tuple[int, str]]:
@@ -73,10 +73,10 @@ def test_starts_wait_for_one_chain_and_are_ready_when_their_driver_says_so() -> 
     assert [each for each in actions if isinstance(each, Transfer)] == [chain]
     assert starts(actions) == [("n0", 0), ("n1", 0), ("n2", 0), ("n0", 0)]
     place = [type(each) for each in actions]
-    assert place.index(Transfer) < place.index(StartReplica), "drivers know the transfer before those who wait for it"
+    assert place.index(Transfer) < place.index(StartWorker), "drivers know the transfer before those who wait for it"
     (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "provision"]
     assert why.startswith("4 replicas of a; the store sends them to n0 → n1 → n2; expected to serve in ")
-    assert not scene.act(1, Transferred(TransferId(0), "n1"), ReplicaReady(ReplicaId(1)))
+    assert not scene.act(1, Transferred(TransferId(0), "n1"), WorkerReady(ReplicaId(1)))
     (started,) = [each for each in scene.act(2, request(0, at_ms=2)) if not isinstance(each, Decided)]
     assert started.replica == 1  # type: ignore[union-attr]
 
@@ -86,8 +86,8 @@ def test_later_starts_use_what_is_there_or_comes() -> None:
     scene.act(0, Woke())
     scene.script.target = plan_of(3)
     assert starts(scene.act(1_000, Woke())) == [("n0", 0), ("n1", 1)], "the second waits for the transfer under way"
-    scene.act(1_500, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
-    scene.act(1_500, ReplicaReady(ReplicaId(1)), Transferred(TransferId(1), "n1"), ReplicaReady(ReplicaId(2)))
+    scene.act(1_500, Transferred(TransferId(0), "n0"), WorkerReady(ReplicaId(0)))
+    scene.act(1_500, WorkerReady(ReplicaId(1)), Transferred(TransferId(1), "n1"), WorkerReady(ReplicaId(2)))
     scene.script.target = plan_of(5)
     actions = scene.act(2_000, Woke())
     assert starts(actions) == [("n1", None), ("n2", 2)]
@@ -127,24 +127,24 @@ def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:
     """Flashpoint specification, number 23: if nobody has the weights any more, they come from the store."""
     scene = scene_of(1)
     scene.act(0, Woke())
-    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(ReplicaId(0)))
     scene.script.target = plan_of(3)
     actions = scene.act(1_000, Woke())
     assert starts(actions) == [("n0", None), ("n1", 1)]
-    scene.act(1_000, ReplicaReady(ReplicaId(1)))
+    scene.act(1_000, WorkerReady(ReplicaId(1)))
     scene.act(1_100, request(7, at_ms=1_100))
     scene.act(1_100, NodeLost("n0", "it went down"))
     assert not scene.act(1_100, TransferFailed(TransferId(1), "n1", "n0 is gone"))
-    actions = scene.act(1_100, ReplicaLost(ReplicaId(2), "its weights do not come"))
+    actions = scene.act(1_100, WorkerLost(ReplicaId(2), "its weights do not come"))
     (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "lost"]
     assert why == "its weights do not come; a replacement starts at once"
     (again,) = [each for each in actions if isinstance(each, Transfer)]
     assert (again.source, again.receivers) == (STORE, ("n2",)), "n1 is avoided, where a start has failed"
     assert starts(actions) == [("n2", 2)]
     assert not scene.act(1_101, TransferFailed(TransferId(1), "n1", "again")), "said twice"
-    scene.act(1_200, ReplicaLost(ReplicaId(0), "n0"), ReplicaLost(ReplicaId(1), "n0"))
+    scene.act(1_200, WorkerLost(ReplicaId(0), "n0"), WorkerLost(ReplicaId(1), "n0"))
     scene.act(1_400, Transferred(TransferId(2), "n2"))
-    ended = scene.act(1_400, ReplicaReady(ReplicaId(3)))
+    ended = scene.act(1_400, WorkerReady(ReplicaId(3)))
     assert any(getattr(each, "requests", ()) == (7,) for each in ended), "the request was not lost"
 
 
@@ -156,12 +156,12 @@ def test_a_transfer_is_cancelled_with_the_last_start_that_waits_for_it() -> None
     other.answers.extend([Provisioning(())] * 9)
     actions = scene.act(0, Woke())
     assert cancelled(actions) == [(0, "n2")], "no start waits there"
-    assert not cancelled(scene.act(1, ReplicaStopped(ReplicaId(0)))), "another one waits"
-    assert cancelled(scene.act(2, ReplicaLost(ReplicaId(1), "it crashed"))) == [(0, "n0")]
+    assert not cancelled(scene.act(1, WorkerStopped(ReplicaId(0)))), "another one waits"
+    assert cancelled(scene.act(2, WorkerLost(ReplicaId(1), "it crashed"))) == [(0, "n0")]
     assert scene.core.state.weights.transfers[TransferId(0)].receivers.keys() == {"n1"}
     assert not scene.act(3, Transferred(TransferId(0), "n0")), "its report was under way"
     scene.act(4, Transferred(TransferId(0), "n1"))
-    assert not cancelled(scene.act(5, ReplicaLost(ReplicaId(2), "it crashed"))), "it has come"
+    assert not cancelled(scene.act(5, WorkerLost(ReplicaId(2), "it crashed"))), "it has come"
     assert not scene.core.state.weights.by_node, "what is not kept is gone"
 
 
@@ -170,7 +170,7 @@ def test_what_nodes_keep_comes_although_the_start_is_given_up() -> None:
     scene.act(0, Woke())
     scene.script.target = plan_of(0)
     scene.act(1_000, Woke())
-    assert not cancelled(scene.act(1_001, ReplicaStopped(ReplicaId(0))))
+    assert not cancelled(scene.act(1_001, WorkerStopped(ReplicaId(0))))
     assert scene.core.state.weights.transfers, "the next start on this node needs it"
 
 
@@ -182,8 +182,8 @@ def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_come
     assert starts(scene.act(0, Woke())) == [("n0", 0), ("n0", 1)]
     scene.script.target = plan_of(0)
     scene.act(1_000, Woke())
-    assert cancelled(scene.act(1_001, ReplicaStopped(ReplicaId(0)))) == [(0, "n0")]
-    assert not cancelled(scene.act(1_002, ReplicaStopped(ReplicaId(1)))), "the next start on this node needs it"
+    assert cancelled(scene.act(1_001, WorkerStopped(ReplicaId(0)))) == [(0, "n0")]
+    assert not cancelled(scene.act(1_002, WorkerStopped(ReplicaId(1)))), "the next start on this node needs it"
     assert list(scene.core.state.weights.transfers) == [1]
 
 
@@ -207,10 +207,10 @@ def test_a_start_without_room_for_its_weights_is_missing() -> None:
 def test_memory_of_weights_that_nobody_uses_gives_way() -> None:
     scene = scene_of(1, nodes=NODES[:1])
     scene.act(0, Woke())
-    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(ReplicaId(0)))
     scene.script.target = plan_of(0)
     scene.act(1_000, Woke())
-    scene.act(1_001, ReplicaStopped(ReplicaId(0)))
+    scene.act(1_001, WorkerStopped(ReplicaId(0)))
     free = scene.core.state.ledger.free_memory_bytes("n0")
     assert free == 1000, "the files are there, and free for others"
     other = Scripted(answers=[Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0",)),))])
@@ -231,7 +231,7 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
     (seen,) = other.seen
     assert (seen.stage, seen.count, len(seen.sites), seen.weights) == ("only", 1, 3, ())
     assert seen.spec == ReplicaSpec("only", "a", Slot(1.0))
-    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.act(1, Transferred(TransferId(0), "n0"), WorkerReady(ReplicaId(0)))
     scene.act(1_500, *(request(number, at_ms=1_500) for number in range(6)))
     scene.script.target = plan_of(2)
     other.answers.append(Provisioning(()))

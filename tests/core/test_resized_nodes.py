@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
-from sloop.events import WOKE, Finished, NodeReady, ReplicaReady, ReplicaStopped, Resized
+from sloop.actions import Action, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
+from sloop.events import WOKE, Finished, NodeReady, WorkerReady, WorkerResized, WorkerStopped
 from sloop.vocabulary import Node, ReplicaId
 from tests.core.scene import NODE, Deployment, Scene, plan_of, request
 
@@ -25,11 +25,11 @@ def running(count: int, cores: float, *, nodes: Sequence[Node] = (NODE,), in_pla
 
 
 def resizes(actions: Sequence[Action]) -> dict[int, float]:
-    return {each.replica: each.cores for each in actions if isinstance(each, ResizeReplica)}
+    return {each.worker: each.cores for each in actions if isinstance(each, ResizeWorker)}
 
 
 def stops(actions: Sequence[Action]) -> list[int]:
-    return [each.replica for each in actions if isinstance(each, StopReplica)]
+    return [each.worker for each in actions if isinstance(each, StopWorker)]
 
 
 def said(actions: Sequence[Action], kind: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_replicas_share_what_is_left_of_a_smaller_node_and_it_is_said() -> None:
     assert stops(actions) == []
     assert said(actions, "node") == ["n0 has 1.5 cores now, not 4: all applications are planned anew"]
     assert free(scene)[0] == 0
-    actions = scene.act(1600, Resized(ReplicaId(0), 0.75), Resized(ReplicaId(1), 0.75))
+    actions = scene.act(1600, WorkerResized(ReplicaId(0), 0.75), WorkerResized(ReplicaId(1), 0.75))
     assert said(actions, "shortage") == ["replica 1 has 0.75 cores, not 2: n0 has no more free"]
 
 
@@ -68,7 +68,7 @@ def test_all_are_planned_anew_at_once_for_the_new_size() -> None:
 def test_a_resize_is_ordered_once() -> None:
     scene = running(2, 2)
     scene.act(1500, NodeReady(sized(cores=2)))
-    later = scene.act(1600, Resized(ReplicaId(0), 1), Resized(ReplicaId(1), 1))
+    later = scene.act(1600, WorkerResized(ReplicaId(0), 1), WorkerResized(ReplicaId(1), 1))
     later += [each for at_ms in (2000, 3000, 4000) for each in scene.act(at_ms, WOKE)]
     assert resizes(later) == {}
     assert free(scene)[0] == 0
@@ -76,7 +76,7 @@ def test_a_resize_is_ordered_once() -> None:
 
 def test_a_node_that_grows_again_gives_replicas_what_they_were_to_have() -> None:
     scene = running(2, 2)
-    scene.act(1500, NodeReady(sized(cores=1)), Resized(ReplicaId(0), 0.5), Resized(ReplicaId(1), 0.5))
+    scene.act(1500, NodeReady(sized(cores=1)), WorkerResized(ReplicaId(0), 0.5), WorkerResized(ReplicaId(1), 0.5))
     assert resizes(scene.act(2500, NodeReady(sized(cores=4)))) == {0: 2, 1: 2}
 
 
@@ -85,7 +85,7 @@ def test_replicas_that_are_not_resized_in_place_stop_the_newest_first() -> None:
     scene = running(3, 1, in_place=False)
     actions = scene.act(1500, NodeReady(sized(cores=2)))
     assert (stops(actions), resizes(actions)) == ([2], {})
-    actions = scene.act(2500, ReplicaStopped(ReplicaId(2)), NodeReady(sized(cores=0.5)))
+    actions = scene.act(2500, WorkerStopped(ReplicaId(2)), NodeReady(sized(cores=0.5)))
     assert (stops(actions), resizes(actions)) == ([1], {0: 0.5})
 
 
@@ -94,18 +94,18 @@ def test_replicas_without_memory_stop_the_newest_first_but_not_the_last() -> Non
     scene = running(3, 1)
     actions = scene.act(1500, NodeReady(sized(memory_bytes=250)))
     assert stops(actions) == [2]
-    assert [each.why for each in actions if isinstance(each, StopReplica)] == ["n0 has too little memory for it now"]
+    assert [each.why for each in actions if isinstance(each, StopWorker)] == ["n0 has too little memory for it now"]
     assert free(scene)[1] == -50
-    actions = scene.act(1600, ReplicaStopped(ReplicaId(2)))
+    actions = scene.act(1600, WorkerStopped(ReplicaId(2)))
     assert free(scene)[1] == 50
     assert said(scene.actions, "shortage") == [
         "no node has room for a replica of a with 1 core: nodes with enough free cores have less than 9.31e-08 GiB of "
         "memory free"
     ]
     assert stops(scene.act(2500, NodeReady(sized(memory_bytes=50)))) == [1]
-    assert stops(scene.act(2600, ReplicaStopped(ReplicaId(1)), WOKE)) == []
+    assert stops(scene.act(2600, WorkerStopped(ReplicaId(1)), WOKE)) == []
     back = scene.act(3500, NodeReady(sized(memory_bytes=300)))
-    assert [each.replica for each in back if isinstance(each, StartReplica)] == [3, 4]
+    assert [each.worker for each in back if isinstance(each, StartWorker)] == [3, 4]
 
 
 def test_a_replica_that_stops_finishes_its_batch_and_starts_elsewhere() -> None:
@@ -115,7 +115,7 @@ def test_a_replica_that_stops_finishes_its_batch_and_starts_elsewhere() -> None:
     scene.act(1100, *(request(id, at_ms=1100) for id in range(8)))
     actions = scene.act(1150, NodeReady(sized(memory_bytes=150)))
     assert stops(actions) == []  # it has a batch
-    assert [each.spec.node for each in actions if isinstance(each, StartReplica)] == ["n1"]
+    assert [each.spec.node for each in actions if isinstance(each, StartWorker)] == ["n1"]
 
 
 def test_each_application_gets_its_part_of_a_smaller_node() -> None:
@@ -175,12 +175,12 @@ def settle(scene: Scene, at_ms: float) -> None:
     for _ in range(50):
         orders, done = scene.actions[done:], len(scene.actions)
         for order in orders:
-            if isinstance(order, StartReplica):
-                scene.act(at_ms, ReplicaReady(order.replica))
-            elif isinstance(order, StopReplica):
-                scene.act(at_ms, ReplicaStopped(order.replica))
-            elif isinstance(order, ResizeReplica):
-                scene.act(at_ms, Resized(order.replica, order.cores))
+            if isinstance(order, StartWorker):
+                scene.act(at_ms, WorkerReady(order.worker))
+            elif isinstance(order, StopWorker):
+                scene.act(at_ms, WorkerStopped(order.worker))
+            elif isinstance(order, ResizeWorker):
+                scene.act(at_ms, WorkerResized(order.worker, order.cores))
             elif isinstance(order, StartBatch):
                 scene.act(at_ms, Finished(order.batch, order.replica, 1))
         if not orders:

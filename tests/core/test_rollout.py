@@ -12,11 +12,11 @@ from sloop.actions import (
     Assigned,
     Decided,
     End,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.core.rollout import Attainment, is_worse
@@ -28,10 +28,10 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.policies.divide import Priority
 from sloop.units import ms
@@ -55,14 +55,14 @@ def serving() -> Deployment:
 def deploy(scene: Deployment, at_ms: float, event: Deployed = V2) -> list[ReplicaId]:
     """Deploy a version; returns the replicas that start for it."""
     actions = scene.act(at_ms, event) + scene.act(at_ms, WOKE)
-    return [a.replica for a in actions if isinstance(a, StartReplica)]
+    return [a.worker for a in actions if isinstance(a, StartWorker)]
 
 
 def replaced(at_ms: float = 1000) -> Deployment:
     """Version 2 is ready, and serves since the second after `at_ms`."""
     scene = serving()
     for replica in deploy(scene, at_ms):
-        scene.act(at_ms + 500, ReplicaReady(replica))
+        scene.act(at_ms + 500, WorkerReady(replica))
     scene.act(at_ms + 1000, WOKE)
     return scene
 
@@ -76,7 +76,7 @@ def test_the_old_version_serves_until_the_new_one_is_ready() -> None:
     assert isinstance(batch, StartBatch)
     assert batch.stage == "x/only"
     scene.act(1511, Finished(batch.batch, batch.replica, ms(11)))
-    scene.act(1600, ReplicaReady(replica))
+    scene.act(1600, WorkerReady(replica))
     actions = scene.act(2000, WOKE)
     assert steps(actions) == [("2", "serving", 1.0), ("1", "retiring", 0.0)]
     (batch,) = [a for a in scene.act(2100, request(2, application="x", at_ms=2100)) if isinstance(a, StartBatch)]
@@ -86,26 +86,26 @@ def test_the_old_version_serves_until_the_new_one_is_ready() -> None:
 def test_the_old_version_finishes_its_requests_before_it_ends() -> None:
     scene = serving()
     (replica,) = deploy(scene, 1000)
-    scene.act(1600, ReplicaReady(replica))
+    scene.act(1600, WorkerReady(replica))
     first, second = request(1, application="x", at_ms=1995), request(2, application="x", at_ms=1996)
     scene.act(1995, first)
     scene.act(1996, second)
     scene.act(2000, WOKE)
-    assert StopReplica not in map(type, scene.actions), "its queue is not empty"
+    assert StopWorker not in map(type, scene.actions), "its queue is not empty"
     scene.act(2006, Finished(BatchId(0), ReplicaId(0), ms(11)))
     scene.act(2017, Finished(BatchId(1), ReplicaId(0), ms(11)))
     ended = [(a.request, a.outcome) for a in scene.actions if isinstance(a, End)]
     assert ended == [(1, Outcome.SERVED), (2, Outcome.SERVED)]
     actions = scene.act(3000, WOKE)
-    assert StopReplica(ReplicaId(0), "the plan has no use for it") in actions
-    scene.act(3001, ReplicaStopped(ReplicaId(0)))
+    assert StopWorker(ReplicaId(0), "the plan has no use for it") in actions
+    scene.act(3001, WorkerStopped(ReplicaId(0)))
     assert steps(scene.act(4000, WOKE)) == [("1", "retired", 0.0)]
     assert list(scene.core.state.applications) == ["x@2"]
 
 
 def test_after_a_replacement_the_request_path_is_direct_again() -> None:
     scene = replaced()
-    scene.act(2001, ReplicaStopped(ReplicaId(0)))
+    scene.act(2001, WorkerStopped(ReplicaId(0)))
     scene.act(3000, WOKE)
     assert list(scene.core.state.applications) == ["x@2"]
     assert scene.core._is_plain
@@ -123,7 +123,7 @@ def test_a_new_version_is_planned_for_the_traffic_of_the_old_one() -> None:
     scene.act(1000, WOKE)
     deploy(scene, 1000)
     assert scene.scripts["x@2"].seen[0].forecast_rps == 20
-    scene.act(1500, ReplicaReady(ReplicaId(1)))
+    scene.act(1500, WorkerReady(ReplicaId(1)))
     scene.act(2000, WOKE)
     scene.act(3000, WOKE)
     assert scene.scripts["x@2"].seen[-1].ingress.buckets[0].arrivals == 20, "it took over the history"
@@ -134,8 +134,8 @@ def test_a_version_that_does_not_start_is_given_up_and_the_old_one_serves_on() -
     (replica,) = deploy(scene, 1000)
     at_ms, lost = 1100.0, [replica]
     while not any(step[1] == "retiring" for step in steps(scene.actions)):
-        actions = scene.act(at_ms, *[ReplicaLost(each, "no such file\nhelp: add it") for each in lost], WOKE)
-        lost = [a.replica for a in actions if isinstance(a, StartReplica)]
+        actions = scene.act(at_ms, *[WorkerLost(each, "no such file\nhelp: add it") for each in lost], WOKE)
+        lost = [a.worker for a in actions if isinstance(a, StartWorker)]
         at_ms += 500
         assert at_ms < 20_000
     (given_up,) = [a for a in scene.actions if isinstance(a, Rollout) and a.state is VersionState.RETIRING]
@@ -161,10 +161,10 @@ def test_a_new_version_gets_cores_that_quiet_applications_hold() -> None:
     for second in range(1, 100):
         scene.act(1000 * second, WOKE)
     assert deploy(scene, 99_500) == []
-    shrunk = [a for a in scene.actions if isinstance(a, ResizeReplica)]
+    shrunk = [a for a in scene.actions if isinstance(a, ResizeWorker)]
     assert [a.cores for a in shrunk] == [0.666, 0.666]
-    actions = scene.act(99_510, *[Resized(a.replica, a.cores) for a in shrunk])
-    assert [a.spec.cores for a in actions if isinstance(a, StartReplica)] == [0.666]
+    actions = scene.act(99_510, *[WorkerResized(a.worker, a.cores) for a in shrunk])
+    assert [a.spec.cores for a in actions if isinstance(a, StartWorker)] == [0.666]
 
 
 def test_a_later_version_takes_the_place_of_one_that_still_starts() -> None:
@@ -172,7 +172,7 @@ def test_a_later_version_takes_the_place_of_one_that_still_starts() -> None:
     deploy(scene, 1000)
     (third,) = deploy(scene, 1200, Deployed("x", "3", {}))
     assert ("2", "retiring", 0.0) in steps(scene.actions)
-    scene.act(1500, ReplicaReady(third))
+    scene.act(1500, WorkerReady(third))
     scene.act(2000, WOKE)
     assert ("3", "serving", 1.0) in steps(scene.actions)
 
@@ -189,7 +189,7 @@ def test_a_new_application_is_added_beside_the_others() -> None:
     (replica,) = deploy(scene, 1000, Deployed("y", "1", {}))
     assert steps(scene.actions) == [("1", "serving", 1.0)]
     scene.act(1100, request(1, application="y", at_ms=1100))
-    (batch,) = [a for a in scene.act(1200, ReplicaReady(replica)) if isinstance(a, StartBatch)]
+    (batch,) = [a for a in scene.act(1200, WorkerReady(replica)) if isinstance(a, StartBatch)]
     assert batch.stage == "y/only"
 
 
@@ -209,7 +209,7 @@ def test_a_removed_application_refuses_new_requests_and_finishes_the_others() ->
         (2, "served"),
     ]
     scene.act(1000, WOKE)
-    scene.act(1001, ReplicaStopped(ReplicaId(0)))
+    scene.act(1001, WorkerStopped(ReplicaId(0)))
     scene.act(2000, WOKE)
     assert list(scene.core.state.applications) == ["y"]
     assert isinstance(scene.act(2001, request(4, application="y", at_ms=2001))[0], StartBatch)
@@ -222,13 +222,13 @@ def test_the_last_application_can_be_removed_and_another_added() -> None:
     scene = serving()
     scene.act(100, Removed("x"))
     scene.act(1000, WOKE)
-    scene.act(1001, ReplicaStopped(ReplicaId(0)))
+    scene.act(1001, WorkerStopped(ReplicaId(0)))
     scene.act(2000, WOKE)
     assert scene.core.state.applications == {}
     (end,) = scene.act(2001, request(1, application="x", at_ms=2001))
     assert isinstance(end, End)
     (replica,) = deploy(scene, 3000, Deployed("z", "1", {}))
-    scene.act(3001, ReplicaReady(replica))
+    scene.act(3001, WorkerReady(replica))
     assert isinstance(scene.act(3002, request(2, application="z", at_ms=3002))[0], StartBatch)
 
 
@@ -247,7 +247,7 @@ def test_a_server_that_drains_refuses_requests_of_versions_deployed_later() -> N
 def canary(scene: Deployment, share: float = 0.25, promote_after_s: float = 0) -> None:
     """Version 2 is a canary from second 2 on."""
     for replica in deploy(scene, 1000, Deployed("x", "2", {}, Canary(share, promote_after_s))):
-        scene.act(1500, ReplicaReady(replica))
+        scene.act(1500, WorkerReady(replica))
     scene.act(2000, WOKE)
 
 
@@ -312,7 +312,7 @@ def test_a_canary_is_judged_by_its_own_deadline() -> None:
     """Its answers come after 11 ms: too late for its 10.5 ms, in time for the second of the others."""
     scene = serving()
     for replica in deploy(scene, 1000, Deployed("x", "2", {"slo_ms": 10.5}, Canary(0.5))):
-        scene.act(1500, ReplicaReady(replica))
+        scene.act(1500, WorkerReady(replica))
     scene.act(2000, WOKE)
 
     def outcome(number: int, slo_ms: float) -> tuple[str, Outcome]:
@@ -358,8 +358,8 @@ def test_of_two_versions_that_take_over_in_the_same_tick_the_one_deployed_later_
     canary(scene)
     scene.act(2100, Promoted("x", "2"))
     replicas = deploy(scene, 2200, Deployed("x", "3", {}))
-    for replica in [*replicas, *(a.replica for a in scene.actions if isinstance(a, StartReplica))]:
-        scene.act(2300, ReplicaReady(ReplicaId(replica)))
+    for replica in [*replicas, *(a.worker for a in scene.actions if isinstance(a, StartWorker))]:
+        scene.act(2300, WorkerReady(ReplicaId(replica)))
     scene.act(3000, WOKE)
     scene.act(4000, WOKE)
     assert [v.name for v in scene.core.versions("x") if v.state is VersionState.SERVING] == ["3"]
@@ -380,7 +380,7 @@ def canaries(*shares: float) -> Deployment:
     for index, share in enumerate(shares):
         version, at_ms = str(index + 2), 2000.0 * index + 1000
         for replica in deploy(scene, at_ms, Deployed("x", version, {}, Canary(share))):
-            scene.act(at_ms + 500, ReplicaReady(replica))
+            scene.act(at_ms + 500, WorkerReady(replica))
         scene.act(at_ms + 1000, WOKE)
     return scene
 
@@ -418,7 +418,7 @@ def test_the_only_version_that_serves_goes_on_until_the_one_that_starts_is_ready
     (replica,) = deploy(scene, 1000, Deployed("x", "2", {}, Canary()))
     scene.act(1100, Removed("x", "1"))
     assert set(serve(scene, 0, 10, 1101)) == {"x/only"}
-    scene.act(1500, ReplicaReady(replica))
+    scene.act(1500, WorkerReady(replica))
     scene.act(2000, WOKE)
     assert steps(scene.actions)[1:] == [("2", "serving", 1.0), ("1", "retiring", 0.0)]
     assert set(serve(scene, 20, 10, 2101)) == {"x@2/only"}
@@ -429,8 +429,8 @@ def test_the_only_version_that_serves_stays_where_its_successor_is_given_up() ->
     (replica,) = deploy(scene, 1000)
     scene.act(1100, Removed("x", "1"))
     for second in range(2, 12):
-        actions = scene.act(1000 * second, ReplicaLost(replica, "no such file"), WOKE)
-        replica = next((a.replica for a in actions if isinstance(a, StartReplica)), replica)
+        actions = scene.act(1000 * second, WorkerLost(replica, "no such file"), WOKE)
+        replica = next((a.worker for a in actions if isinstance(a, StartWorker)), replica)
     assert ("2", "retired", 0.0) in steps(scene.actions)
     assert set(serve(scene, 0, 10, 20_001)) == {"x/only"}
 
@@ -497,10 +497,10 @@ def test_a_retiring_version_keeps_its_replicas_when_an_earlier_plan_comes_late()
     made = {"x": scene.plan("x", 1.0), "x@2": scene.plan("x@2", 1.0)}
     scene.act(500, Deployed("x", "2", {}))
     scene.act(1000, WOKE)
-    started = [a.replica for a in answer(1010) if isinstance(a, StartReplica)]
+    started = [a.worker for a in answer(1010) if isinstance(a, StartWorker)]
     scene.act(2000, WOKE)
     scene.act(2100, *[request(id, application="x", at_ms=2100, slo_ms=1e6) for id in range(9)])
-    scene.act(2200, *map(ReplicaReady, started))
+    scene.act(2200, *map(WorkerReady, started))
     scene.act(3000, WOKE)
     assert ("1", "retiring", 0.0) in steps(scene.actions)
     answer(3100, made | {"x": scene.plan("x", 0.0)})
@@ -512,13 +512,13 @@ def test_a_retiring_version_without_replicas_gets_some_for_the_requests_that_wai
     scene.scripts["x"].error = ValueError("not yet")
     scene.act(0, WOKE)
     scene.act(100, request(1, application="x", at_ms=100, slo_ms=1e6))
-    new = [a.replica for a in scene.act(500, Deployed("x", "2", {}), WOKE) if isinstance(a, StartReplica)]
-    scene.act(600, *map(ReplicaReady, new))
+    new = [a.worker for a in scene.act(500, Deployed("x", "2", {}), WOKE) if isinstance(a, StartWorker)]
+    scene.act(600, *map(WorkerReady, new))
     scene.act(1000, WOKE)
     assert ("1", "retiring", 0.0) in steps(scene.actions)
     scene.scripts["x"].error = None
     actions = scene.act(2000, WOKE)
-    assert [a.spec.stage for a in actions if isinstance(a, StartReplica)] == ["x/only"]
+    assert [a.spec.stage for a in actions if isinstance(a, StartWorker)] == ["x/only"]
 
 
 def test_a_version_for_which_no_cores_are_left_does_not_take_over() -> None:

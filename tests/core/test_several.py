@@ -17,10 +17,10 @@ from sloop.actions import (
     End,
     ReleaseNode,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
 )
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
@@ -34,10 +34,10 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.policies.divide import Priority, Proportional
 from sloop.units import ms, s
@@ -54,7 +54,7 @@ def notes(actions: Sequence[Action]) -> list[tuple[str, str]]:
 
 
 def started(actions: Sequence[Action]) -> list[tuple[str, float]]:
-    return [(a.spec.stage, a.spec.cores) for a in actions if isinstance(a, StartReplica)]
+    return [(a.spec.stage, a.spec.cores) for a in actions if isinstance(a, StartWorker)]
 
 
 # Names decide where a request goes
@@ -139,9 +139,9 @@ def test_cores_move_from_a_quiet_application_to_a_busy_one() -> None:
     scene = Deployment({"x": 3.0, "y": 1.0}, cores=4)
     scene.warm_up()
     scene.wants(x=1.0, y=3.0)
-    assert [a for a in scene.act(1000, WOKE) if not isinstance(a, Decided)] == [ResizeReplica(ReplicaId(0), 1.0)]
-    grown = scene.act(1010, Resized(ReplicaId(0), 1.0))
-    assert [a for a in grown if not isinstance(a, Decided)] == [ResizeReplica(ReplicaId(1), 3.0)]
+    assert [a for a in scene.act(1000, WOKE) if not isinstance(a, Decided)] == [ResizeWorker(ReplicaId(0), 1.0)]
+    grown = scene.act(1010, WorkerResized(ReplicaId(0), 1.0))
+    assert [a for a in grown if not isinstance(a, Decided)] == [ResizeWorker(ReplicaId(1), 3.0)]
 
 
 def test_a_policy_that_raises_keeps_its_plan_and_disturbs_nobody() -> None:
@@ -329,13 +329,13 @@ def test_an_application_without_requests_rests_and_wakes_with_the_next() -> None
     scene.warm_up()
     scene.act(500, request(1, application="y", at_ms=500))
     for second in range(1, 5):
-        assert StopReplica not in kinds(scene.act(second * 1000, WOKE))
+        assert StopWorker not in kinds(scene.act(second * 1000, WOKE))
     actions = scene.act(5000, WOKE)
     assert ("rest", "x") in notes(actions)
-    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0]
+    assert [a.worker for a in actions if isinstance(a, StopWorker)] == [0]
     assert scene.core.is_resting("x")
     assert not scene.core.is_resting("y")
-    scene.act(5001, ReplicaStopped(ReplicaId(0)))
+    scene.act(5001, WorkerStopped(ReplicaId(0)))
     scene.act(6000, WOKE)
     actions = scene.act(6100, request(2, application="x", at_ms=6100))
     assert started(actions) == [("x/only", 1.0)]
@@ -372,15 +372,15 @@ def test_requests_in_any_bucket_since_the_last_tick_keep_an_application_awake() 
     (batch,) = scene.act(500, request(1, at_ms=500))
     assert isinstance(batch, StartBatch)
     scene.act(511, Finished(batch.batch, batch.replica, ms(11)))
-    assert StopReplica not in kinds(scene.act(2600, WOKE)), "the tick of the first second came late"
-    assert StopReplica in kinds(scene.act(5000, WOKE))
+    assert StopWorker not in kinds(scene.act(2600, WOKE)), "the tick of the first second came late"
+    assert StopWorker in kinds(scene.act(5000, WOKE))
 
 
 def test_an_application_of_its_own_rests_too() -> None:
     scene = Deployment({"x": 1.0}, rest_after_s=2)
     scene.warm_up()
     scene.act(1000, WOKE)
-    assert StopReplica in kinds(scene.act(2000, WOKE))
+    assert StopWorker in kinds(scene.act(2000, WOKE))
 
 
 def test_quiet_applications_are_not_planned_again() -> None:
@@ -397,12 +397,12 @@ def test_quiet_applications_are_not_planned_again() -> None:
 def settle(scene: Deployment, at_ms: float, actions: Sequence[Action]) -> None:
     """Carry out all orders about replicas at once."""
     for action in actions:
-        if isinstance(action, StartReplica):
-            settle(scene, at_ms, scene.act(at_ms, ReplicaReady(action.replica)))
-        elif isinstance(action, StopReplica):
-            settle(scene, at_ms, scene.act(at_ms, ReplicaStopped(action.replica)))
-        elif isinstance(action, ResizeReplica):
-            settle(scene, at_ms, scene.act(at_ms, Resized(action.replica, action.cores)))
+        if isinstance(action, StartWorker):
+            settle(scene, at_ms, scene.act(at_ms, WorkerReady(action.worker)))
+        elif isinstance(action, StopWorker):
+            settle(scene, at_ms, scene.act(at_ms, WorkerStopped(action.worker)))
+        elif isinstance(action, ResizeWorker):
+            settle(scene, at_ms, scene.act(at_ms, WorkerResized(action.worker, action.cores)))
 
 
 def test_quiet_applications_give_cores_to_one_that_wakes() -> None:
@@ -435,11 +435,11 @@ def test_nodes_are_acquired_when_replicas_lack_room_and_only_as_many_as_they_nee
 def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> None:
     scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")])
     scene.warm_up()
-    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
-        scene.act(200, ReplicaReady(replica))
+    for replica in [a.worker for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartWorker)]:
+        scene.act(200, WorkerReady(replica))
     scene.wants(y=0.0)
-    assert StopReplica in kinds(scene.act(1000, WOKE))
-    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    assert StopWorker in kinds(scene.act(1000, WOKE))
+    scene.act(1001, WorkerStopped(ReplicaId(1)))
     released = [second for second in range(2, 80) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
     assert released == [61]
     scene.act(63_500, NodeReleased("r0"))
@@ -451,22 +451,22 @@ def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> 
 def test_an_empty_node_is_released_at_once_if_the_scaling_policy_says_so() -> None:
     scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")], release_after_s=0)
     scene.warm_up()
-    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
-        scene.act(200, ReplicaReady(replica))
+    for replica in [a.worker for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartWorker)]:
+        scene.act(200, WorkerReady(replica))
     scene.wants(y=0.0)
     assert ReleaseNode not in kinds(scene.act(1000, WOKE)), "its replica has not stopped yet"
-    assert ReleaseNode in kinds(scene.act(1001, ReplicaStopped(ReplicaId(1))))
+    assert ReleaseNode in kinds(scene.act(1001, WorkerStopped(ReplicaId(1))))
 
 
 def test_an_empty_node_is_kept_as_long_as_any_application_wants_that_could_use_it() -> None:
     scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")], release_after_s=0)
     scene.core.state.applications["x"].parts.policies.scale.release_after_ns = s(5)  # type: ignore[misc]
     scene.warm_up()
-    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
-        scene.act(200, ReplicaReady(replica))
+    for replica in [a.worker for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartWorker)]:
+        scene.act(200, WorkerReady(replica))
     scene.wants(y=0.0)
     scene.act(1000, WOKE)
-    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    scene.act(1001, WorkerStopped(ReplicaId(1)))
     assert [second for second in range(2, 20) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))] == [6]
 
 
@@ -476,7 +476,7 @@ def test_a_lost_node_that_leaves_no_room_is_planned_around_at_once() -> None:
     scene.warm_up()
     seen = len(scene.scripts["x"].seen)
     scene.act(1500, NodeLost("n0", "power"))
-    scene.act(1500, ReplicaLost(ReplicaId(0), "node n0 is lost"))
+    scene.act(1500, WorkerLost(ReplicaId(0), "node n0 is lost"))
     assert scene.core.wake_ns == ms(1500)
     scene.act(1500, WOKE)
     assert len(scene.scripts["x"].seen) == seen + 1
@@ -485,11 +485,11 @@ def test_a_lost_node_that_leaves_no_room_is_planned_around_at_once() -> None:
 def test_an_empty_node_is_released_although_a_replica_that_fits_nowhere_lacks_room() -> None:
     scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")])
     scene.warm_up()
-    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
-        scene.act(200, ReplicaReady(replica))
+    for replica in [a.worker for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartWorker)]:
+        scene.act(200, WorkerReady(replica))
     scene.wants(x=50.0, y=0.0)
     scene.act(1000, WOKE)
-    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    scene.act(1001, WorkerStopped(ReplicaId(1)))
     assert notes(scene.act(1002, WOKE)) == []
     released = [second for second in range(2, 80) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
     assert released == [61]
@@ -516,8 +516,8 @@ def test_replicas_of_a_lost_node_start_elsewhere() -> None:
     scene = Deployment({"x": 2.0}, cores=2, nodes=[other])
     scene.warm_up()
     scene.act(500, NodeLost("n0", "power"))
-    actions = scene.act(500, ReplicaLost(ReplicaId(0), "node n0 is lost"))
-    assert [a.spec.node for a in actions if isinstance(a, StartReplica)] == ["n1"]
+    actions = scene.act(500, WorkerLost(ReplicaId(0), "node n0 is lost"))
+    assert [a.spec.node for a in actions if isinstance(a, StartWorker)] == ["n1"]
     scene.act(900, NodeReady(scene.node))
     assert scene.core.state.ledger.views()[0].state == "ready"
 
@@ -528,12 +528,12 @@ def test_replicas_that_cannot_grow_in_place_move_to_a_node_that_joins() -> None:
     assert started(scene.actions) == [("x/only", 1.0), ("y/only", 1.0)], "two cores, divided"
     scene.act(500, NodeReady(Node("new", "local", 2, 1000)))
     actions = scene.act(1000, WOKE)
-    assert [(a.spec.stage, a.spec.node, a.spec.cores) for a in actions if isinstance(a, StartReplica)] == [
+    assert [(a.spec.stage, a.spec.node, a.spec.cores) for a in actions if isinstance(a, StartWorker)] == [
         ("x/only", "new", 2.0)
     ]
-    actions = scene.act(1500, ReplicaReady(ReplicaId(2)))
-    assert [a.replica for a in actions if isinstance(a, StopReplica)] == [0], "the small replica served until now"
-    assert ResizeReplica(ReplicaId(1), 2.0) in scene.act(1600, ReplicaStopped(ReplicaId(0)))
+    actions = scene.act(1500, WorkerReady(ReplicaId(2)))
+    assert [a.worker for a in actions if isinstance(a, StopWorker)] == [0], "the small replica served until now"
+    assert ResizeWorker(ReplicaId(1), 2.0) in scene.act(1600, WorkerStopped(ReplicaId(0)))
 
 
 def test_a_node_is_acquired_for_a_replica_that_cannot_grow_in_place() -> None:
@@ -542,9 +542,9 @@ def test_a_node_is_acquired_for_a_replica_that_cannot_grow_in_place() -> None:
     scene.wants(x=8.0)
     assert AcquireNode("r0") in scene.act(1000, WOKE)
     assert AcquireNode not in kinds(scene.act(2000, WOKE))
-    (larger,) = [a for a in scene.act(2500, NodeReady(rented("r0", 8))) if isinstance(a, StartReplica)]
+    (larger,) = [a for a in scene.act(2500, NodeReady(rented("r0", 8))) if isinstance(a, StartWorker)]
     assert (larger.spec.node, larger.spec.cores) == ("r0", 8.0)
-    assert [a.replica for a in scene.act(3000, ReplicaReady(larger.replica)) if isinstance(a, StopReplica)] == [0]
+    assert [a.worker for a in scene.act(3000, WorkerReady(larger.worker)) if isinstance(a, StopWorker)] == [0]
 
 
 # Plans beside the loop
@@ -586,9 +586,9 @@ def test_requests_are_served_while_a_plan_is_computed() -> None:
     scene = Deployment({"x": 1.0}, is_quick=False)
     scene.act(0, WOKE)
     for replica in [
-        a.replica for a in scene.act(5, Planned(1, {"x": scene.plan("x", 1.0)})) if isinstance(a, StartReplica)
+        a.worker for a in scene.act(5, Planned(1, {"x": scene.plan("x", 1.0)})) if isinstance(a, StartWorker)
     ]:
-        scene.act(10, ReplicaReady(replica))
+        scene.act(10, WorkerReady(replica))
     scene.act(1000, WOKE)
     (batch,) = scene.act(1100, request(1, at_ms=1100))
     assert isinstance(batch, StartBatch)

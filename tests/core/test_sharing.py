@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sloop.actions import StartBatch, StopReplica
+from sloop.actions import StartBatch, StopWorker
 from sloop.core.protocols import BatchDecision
 from sloop.core.views import BatchDevice, QueueView
-from sloop.events import WOKE, BatchFailed, Finished, ReplicaLost
+from sloop.events import WOKE, BatchFailed, Finished, WorkerLost
 from sloop.policies.drop import Never
 from sloop.profile.interference import NO_SLOWDOWN, BandwidthLaw, CountLaw, DeviceDemand, Interference, ShareLaw
 from sloop.profile.profile import DeviceSharing
@@ -107,10 +107,10 @@ def test_a_batch_that_comes_to_nothing_leaves_its_device(how: str) -> None:
     if how == "fails":
         scene.act(10 + 6.6, BatchFailed(second.batch, R1, "it raised"))
     elif how == "is lost":
-        scene.act(10 + 6.6, ReplicaLost(R1, "it died"))
+        scene.act(10 + 6.6, WorkerLost(R1, "it died"))
     else:
         scene.act(40_000, WOKE)
-        assert [action for action in scene.actions if isinstance(action, StopReplica)]
+        assert [action for action in scene.actions if isinstance(action, StopWorker)]
         assert scene.core.state.devices == {}
         return
     again = [action for action in scene.actions if isinstance(action, StartBatch)][2:]

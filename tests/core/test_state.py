@@ -251,7 +251,7 @@ def test_remaining_times_follow_changes_of_replicas() -> None:
         there = made.stages[name]
         there.limits.follow(StagePlan(name, (), 4))
         replica = replica_of(there, id)
-        made.replicas[replica.id] = replica
+        made.replicas[replica.id], shared.workers[replica.id] = replica, replica.workers[0]
         there.pool.add(replica)
         shared.enter(0, replica, WorkerState.SERVING)
         there.pool.add_idle(replica)

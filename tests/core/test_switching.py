@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.app.application import Variant
-from sloop.events import WOKE, Finished, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import WOKE, Finished, WorkerReady, WorkerResized, WorkerStopped
 from sloop.policies.drop import Never
 from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 from tests.core.scene import Scene, graph, plan_of, request
@@ -19,12 +19,12 @@ from tests.core.test_control import R0, R1, notes, orders, warm
 
 def carry_out(scene: Scene, at_ms: float, order: Action) -> list[Action]:
     """The driver reports that an order is carried out; returns the actions that follow."""
-    if isinstance(order, StartReplica):
-        return scene.act(at_ms, ReplicaReady(order.replica))
-    if isinstance(order, ResizeReplica):
-        return scene.act(at_ms, Resized(order.replica, order.cores))
-    assert isinstance(order, StopReplica), order
-    return scene.act(at_ms, ReplicaStopped(order.replica))
+    if isinstance(order, StartWorker):
+        return scene.act(at_ms, WorkerReady(order.worker))
+    if isinstance(order, ResizeWorker):
+        return scene.act(at_ms, WorkerResized(order.worker, order.cores))
+    assert isinstance(order, StopWorker), order
+    return scene.act(at_ms, WorkerStopped(order.worker))
 
 
 def settle(scene: Scene, at_ms: float, actions: list[Action]) -> None:
@@ -48,17 +48,17 @@ def test_a_replica_shrinks_only_once_the_others_are_ready() -> None:
     scene.warm_up()
     scene.script.target = plan_of(4)
     started = orders(scene.act(1000, WOKE))
-    assert [type(a) for a in started] == [StartReplica] * 3
-    assert orders(scene.act(1001, ReplicaReady(ReplicaId(1)), ReplicaReady(ReplicaId(2)))) == []
-    assert orders(scene.act(1002, ReplicaReady(ReplicaId(3)))) == [ResizeReplica(R0, 1)]
+    assert [type(a) for a in started] == [StartWorker] * 3
+    assert orders(scene.act(1001, WorkerReady(ReplicaId(1)), WorkerReady(ReplicaId(2)))) == []
+    assert orders(scene.act(1002, WorkerReady(ReplicaId(3)))) == [ResizeWorker(R0, 1)]
     assert notes(scene.actions) == ["plan", "plan"]
 
 
 def test_a_replica_shrinks_first_where_the_others_have_no_room() -> None:
     scene = warm(cores=4.0)
     scene.script.target = plan_of(4)
-    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(R0, 1)]
-    settle(scene, 1010, scene.act(1010, Resized(R0, 1)))
+    assert orders(scene.act(1000, WOKE)) == [ResizeWorker(R0, 1)]
+    settle(scene, 1010, scene.act(1010, WorkerResized(R0, 1)))
     assert kinds_of(scene) == {("only", "a", 1.0): 4}
     assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
 
@@ -79,7 +79,7 @@ def test_a_replica_grows_into_the_room_of_replicas_that_wait_for_it() -> None:
     settle(scene, 1010, scene.act(1000, WOKE))
     assert kinds_of(scene) == {("only", "a", 4.0): 1}
     assert notes(scene.actions) == ["plan", "plan"]
-    why = {action.why for action in scene.actions if isinstance(action, StopReplica)}
+    why = {action.why for action in scene.actions if isinstance(action, StopWorker)}
     assert why == {"its replacement has no room while it runs"}
 
 
@@ -87,7 +87,7 @@ def test_a_refused_resize_does_not_delay_other_replicas() -> None:
     scene = warm(2, cores=2.0)
     scene.script.target = plan_of(2, cores=1)
     scene.act(1000, WOKE)
-    scene.act(1010, Resized(R0, 2), Resized(R1, 1))
+    scene.act(1010, WorkerResized(R0, 2), WorkerResized(R1, 1))
     scene.script.target = plan_of(1, cores=4, variant="b")
     waiting = orders(scene.act(2000, WOKE))
     while waiting:
@@ -103,7 +103,7 @@ def test_a_replica_to_be_replaced_keeps_its_largest_batch() -> None:
     (first,) = scene.act(1001, request(0))
     assert isinstance(first, StartBatch)
     scene.act(1002, *(request(id) for id in range(1, 7)))
-    started = scene.act(1012, Finished(first.batch, first.replica, 1), ReplicaReady(R1))
+    started = scene.act(1012, Finished(first.batch, first.replica, 1), WorkerReady(R1))
     sizes = {action.replica: len(action.requests) for action in started if isinstance(action, StartBatch)}
     assert sizes == {R0: 4, R1: 1}
 
@@ -126,9 +126,9 @@ def test_on_a_full_node_one_shrinks_before_another_grows(
     scene.warm_up()
     scene.script.target = sizes(*after)
     smaller = ReplicaId(0 if after[0] == 1 else 1)
-    assert orders(scene.act(1000, WOKE)) == [ResizeReplica(smaller, 1)]
-    assert orders(scene.act(1050, Resized(smaller, 1))) == [ResizeReplica(ReplicaId(1 - smaller), 3)]
-    scene.act(1100, Resized(ReplicaId(1 - smaller), 3))
+    assert orders(scene.act(1000, WOKE)) == [ResizeWorker(smaller, 1)]
+    assert orders(scene.act(1050, WorkerResized(smaller, 1))) == [ResizeWorker(ReplicaId(1 - smaller), 3)]
+    scene.act(1100, WorkerResized(ReplicaId(1 - smaller), 3))
     assert kinds_of(scene) == {("a", "a", after[0]): 1, ("b", "a", after[1]): 1}
     assert notes(scene.actions) == ["plan", "plan"], "room was on its way: nothing is short"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.actions import Action, Decided, End, StartBatch, StartWorker, StopWorker
 from sloop.app.application import Application
 from sloop.events import (
     WOKE,
@@ -20,9 +20,9 @@ from sloop.events import (
     Event,
     Finished,
     NodeLost,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.policies.drop import Never
 from sloop.units import FOREVER_NS, ms, s
@@ -172,13 +172,13 @@ def test_in_a_graph_only_the_stage_that_failed_is_tried_again() -> None:
 # Replicas that die
 
 
-def lost(batch: StartBatch, why: str = "killed") -> ReplicaLost:
-    return ReplicaLost(batch.replica, why)
+def lost(batch: StartBatch, why: str = "killed") -> WorkerLost:
+    return WorkerLost(batch.replica, why)
 
 
-def restarted(actions: Sequence[Action]) -> ReplicaReady:
+def restarted(actions: Sequence[Action]) -> WorkerReady:
     """The last replica that was started is ready."""
-    return ReplicaReady([action for action in actions if isinstance(action, StartReplica)][-1].replica)
+    return WorkerReady([action for action in actions if isinstance(action, StartWorker)][-1].worker)
 
 
 def test_the_requests_of_a_lost_batch_are_tried_alone_and_the_deadly_one_fails() -> None:
@@ -224,7 +224,7 @@ def test_a_model_that_dies_of_every_request_is_started_with_growing_pauses() -> 
             actions = scene.act(at + 1, lost(batch))
             (note,) = [action.why for action in actions if isinstance(action, Decided) and action.kind == "lost"]
             pauses.append("at once" not in note)
-            while not any(isinstance(action, StartReplica) for action in actions):
+            while not any(isinstance(action, StartWorker) for action in actions):
                 at = max(at, scene.core.wake_ns / ms(1))
                 actions = scene.act(at, WOKE)
             at += 2
@@ -236,8 +236,8 @@ def test_a_model_that_dies_of_every_request_is_started_with_growing_pauses() -> 
 def test_a_batch_is_not_to_blame_for_a_lost_node_or_an_orderly_stop() -> None:
     spare = Node("n1", "local", cores=4, memory_bytes=10**9)
     for gone in (
-        [NodeLost("n1", "it went down"), ReplicaLost(R0, "node n1 went down")],
-        [ReplicaStopped(R0)],
+        [NodeLost("n1", "it went down"), WorkerLost(R0, "node n1 went down")],
+        [WorkerStopped(R0)],
     ):
         scene = Scene(plan_of(batch_max=8), nodes=(BIG, spare))
         scene.warm_up()
@@ -341,10 +341,10 @@ def test_a_replica_is_given_up_after_the_response_timeout(
     scene.warm_up()
     scene.act(0, request(1, slo_ms=1e7))
     wakes(scene, expected_s * 1000 - 1)
-    assert not [action for action in scene.actions if isinstance(action, StopReplica)]
+    assert not [action for action in scene.actions if isinstance(action, StopWorker)]
     wakes(scene, expected_s * 1000)
-    (stop,) = [action for action in scene.actions if isinstance(action, StopReplica)]
-    assert stop == StopReplica(R0, f"its batch has run for {expected_s:g} s, longer than its response timeout")
+    (stop,) = [action for action in scene.actions if isinstance(action, StopWorker)]
+    assert stop == StopWorker(R0, f"its batch has run for {expected_s:g} s, longer than its response timeout")
     scene.act(expected_s * 1000 + 1, restarted(scene.actions))
     assert batches(scene.actions)[-1].requests == (1,)
 
@@ -353,9 +353,9 @@ def test_a_slow_belief_gives_a_batch_more_time_than_the_least() -> None:
     scene = warm(drop=Never(), times={"a": 200.0})  # a batch of one takes 2.2 s
     scene.act(0, request(1, slo_ms=1e7))
     wakes(scene, 43_999)
-    assert not [action for action in scene.actions if isinstance(action, StopReplica)]
+    assert not [action for action in scene.actions if isinstance(action, StopWorker)]
     wakes(scene, 44_000)
-    assert [action for action in scene.actions if isinstance(action, StopReplica)]
+    assert [action for action in scene.actions if isinstance(action, StopWorker)]
 
 
 def test_a_request_that_is_stuck_twice_fails() -> None:
@@ -383,8 +383,8 @@ def silent(batch: StartBatch, silent_s: float) -> BatchSilent:
     return BatchSilent(batch.batch, batch.replica, s(silent_s))
 
 
-def stops(actions: Sequence[Action]) -> list[StopReplica]:
-    return [action for action in actions if isinstance(action, StopReplica)]
+def stops(actions: Sequence[Action]) -> list[StopWorker]:
+    return [action for action in actions if isinstance(action, StopWorker)]
 
 
 def test_a_silent_worker_is_given_up_and_its_requests_run_elsewhere() -> None:
@@ -393,11 +393,11 @@ def test_a_silent_worker_is_given_up_and_its_requests_run_elsewhere() -> None:
     assert stops(scene.act(3_999, silent(batch, 2.9))) == []
     actions = scene.act(4_100, silent(batch, 3))
     why = "it hangs: its batch has run for 3.1 s, where 12.0 ms are expected, and nothing holds it up"
-    assert stops(actions) == [StopReplica(batch.replica, why)]
+    assert stops(actions) == [StopWorker(batch.replica, why)]
     assert [each.requests for each in batches(actions)] == [(1,)], "on the other replica"
     (lost,) = [action for action in actions if isinstance(action, Decided) and action.kind == "lost"]
     assert lost.why == f"{why}; a replacement starts at once"
-    assert any(isinstance(action, StartReplica) for action in actions)
+    assert any(isinstance(action, StartWorker) for action in actions)
 
 
 def test_a_silent_worker_has_twenty_times_the_time_that_its_batch_should_take() -> None:
@@ -494,8 +494,8 @@ def play(scene: Scene, arrivals: list[list[str]], kinds: list[str], *, last_stag
             scene.act(at_ms, WOKE)
         new, done_until = scene.actions[done_until:], len(scene.actions)
         for action in new:
-            if isinstance(action, StartReplica):
-                events.append(ReplicaReady(action.replica))
+            if isinstance(action, StartWorker):
+                events.append(WorkerReady(action.worker))
             elif isinstance(action, StartBatch):
                 tries.update((action.stage, id) for id in action.requests)
                 held = {kinds[id] for id in action.requests} if action.stage == last_stage else {"good"}

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.load import load_application, load_scenario
 from sloop.demo.live import (
     ClientLoad,
@@ -102,7 +102,7 @@ SCENARIO = {
 
 
 def test_time_begins_with_the_schedule_and_what_came_before_is_kept_there() -> None:
-    start = StartReplica(ReplicaId(0), ReplicaSpec("a", "a", Slot(1.0)))
+    start = StartWorker(ReplicaId(0), ReplicaSpec("a", "a", Slot(1.0)))
     request = Request(RequestId(1), sent_ns=s(5), arrived_ns=s(5) + ms(40), deadline_ns=s(6))
     records: list[tuple[int, Record]] = [(0, WOKE), (ms(3), start), (s(5) + ms(40), request), (s(7), WOKE)]
     moved = list(on_schedule_clock(records, first_ns=ms(100)))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sloop.app.load import load_application, load_scenario
 from sloop.cli import main
-from sloop.events import ReplicaReady
+from sloop.events import WorkerReady
 from sloop.serve.protocols import Servable
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import header_of, rebuild, replay_log
@@ -116,7 +116,7 @@ def test_it_serves(tmp_path: Path) -> None:
     async def play() -> None:
         model = Servable("fake:sleep:1:1", ECHO)
         async with serving(setup, model, model) as live:
-            await live.until(ReplicaReady, 2)
+            await live.until(WorkerReady, 2)
             for number in range(100):
                 live.ask(text(b"%d" % number))
                 await asyncio.sleep(0.003)

@@ -7,11 +7,11 @@ several machines must guarantee, as `sloop.serve.backends.agents` does.
 delivers messages in the order in which they were sent, however long each takes. Messages on different links overtake
 each other. What a worker says of its batches travels beside the agent's link, so a `Finished` can arrive after a
 later report of the agent; it can also be lost (the worker hangs), be late, or arrive twice. The life of replicas
-(`StartReplica`, `ReplicaReady`, …) is lost only with the link.
+(`StartWorker`, `WorkerReady`, …) is lost only with the link.
 
 **Partitions.** While a node is cut off, nothing passes in either direction. If the cut is shorter than `SILENT_NS`,
 what was sent meanwhile arrives afterwards, as TCP sends it again. Otherwise the driver closes the connection: it
-reports `NodeLost`, then `ReplicaLost` for every replica of the node that was not reported gone, and messages of the old
+reports `NodeLost`, then `WorkerLost` for every replica of the node that was not reported gone, and messages of the old
 connection count no more. The workers on the other side live on until the agent connects again. The agent then stops
 them all, and only after that the node is `NodeReady`: no core of it is given out twice. Some late reports of the old
 connection reach the core nevertheless (`GHOSTS`), because it must ignore them.
@@ -52,16 +52,14 @@ from msgspec import Struct, structs
 from sloop.actions import (
     AcquireNode,
     Action,
-    AdoptReplica,
-    AttachShadow,
+    AdoptWorker,
     CancelTransfer,
-    DetachShadow,
     Evict,
     ReleaseNode,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
 )
 from sloop.events import (
@@ -71,24 +69,26 @@ from sloop.events import (
     Cancelled,
     Event,
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.sim.checkers import HALF_UNIT, Violation
 from sloop.sim.cluster import Cluster, ClusterTruths, SimulatedNode
 from sloop.sim.happenings import Crashed
 from sloop.sim.replicas import Truths
 from sloop.units import ms, s
-from sloop.vocabulary import Node, NodeState, PipelineId, ReplicaId, Request, RequestId, TransferId
+from sloop.vocabulary import Node, NodeState, PipelineId, ReplicaId, Request, RequestId, TransferId, WorkerId
 
 SILENT_NS: Final = s(2)
 """How long a link may be silent before the driver closes it."""
@@ -101,6 +101,7 @@ SLOW_START: Final = 5
 SLOW_PLAN_NS: Final = s(3)
 ABANDON_NS: Final = s(30)
 """A worker that has not finished its batch so long after the deciding process has died is stopped."""
+WorkerEvent = WorkerProgressed | WorkerReady | WorkerCompleted | WorkerResized | WorkerLost | WorkerStopped
 ERA: Final = 1_000_000
 """Replicas of each deciding process are numbered from another multiple of this on."""
 
@@ -283,7 +284,7 @@ class AgentLink:
         """Messages that arrive when the node is reachable again."""
         self.last_ns = [0, 0]
         """When the last order and the last report arrive."""
-        self.replicas: dict[ReplicaId, None] = {}
+        self.replicas: dict[WorkerId, ReplicaId | None] = {}
         """What was ordered to start on the node and is not reported gone."""
 
     @property
@@ -351,23 +352,23 @@ class RemoteCluster(Cluster):
         """Send an order to the agent, or to the provider of nodes."""
         if self._era:
             order = self._numbered(order)
-        if isinstance(order, StartReplica):
+        if isinstance(order, StartWorker):
             node = order.spec.node or ""
-            self._node_of[order.replica] = node
+            self._node_of[order.worker] = node
             link = self._links[node]
             if link.is_open:
-                link.replicas[order.replica] = None
+                link.replicas[order.worker] = order.replica
                 self._send(now_ns, node, order)
             else:
-                self._report(now_ns, ReplicaLost(order.replica, f"node {node} is not connected"))
-        elif isinstance(order, StopReplica):
-            link = self._links[self._node_of[order.replica]]
-            if link.is_open and order.replica in link.replicas:
-                self._send(now_ns, self._node_of[order.replica], order)
-            elif order.replica not in link.replicas:
-                self._report(now_ns, ReplicaStopped(order.replica))
-        elif isinstance(order, ResizeReplica | AttachShadow | DetachShadow | Evict):
-            node = order.node if isinstance(order, Evict) else self._node_of[order.replica]
+                self._report(now_ns, WorkerLost(order.worker, f"node {node} is not connected"))
+        elif isinstance(order, StopWorker):
+            link = self._links[self._node_of[order.worker]]
+            if link.is_open and order.worker in link.replicas:
+                self._send(now_ns, self._node_of[order.worker], order)
+            elif order.worker not in link.replicas:
+                self._report(now_ns, WorkerStopped(order.worker))
+        elif isinstance(order, ResizeWorker | Evict):
+            node = order.node if isinstance(order, Evict) else self._node_of[order.worker]
             if self._links[node].is_open:
                 self._send(now_ns, node, order)
         elif isinstance(order, AcquireNode):
@@ -379,19 +380,21 @@ class RemoteCluster(Cluster):
 
     def _numbered(self, order: Action) -> Action:
         """An order with the numbers that its replica and its transfer have here."""
-        if isinstance(order, StartReplica | Transfer | CancelTransfer) and order.transfer is not None:
+        if isinstance(order, StartWorker | Transfer | CancelTransfer) and order.transfer is not None:
             order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
         if isinstance(order, Transfer) and order.completes:
             order = structs.replace(order, completes=tuple([self._number_of[each] for each in order.completes]))
-        if isinstance(order, StartReplica) and order.part is not None:
+        if isinstance(order, StartWorker) and order.part is not None:
             number = PipelineId(self._era * ERA + order.part.pipeline)
             order = structs.replace(order, part=structs.replace(order.part, pipeline=number))
-        if isinstance(order, AdoptReplica):
-            self._call(ReplicaId(order.number), order.replica)
-        elif isinstance(order, StartReplica | StopReplica | ResizeReplica | AttachShadow | DetachShadow):
-            if isinstance(order, StartReplica):
-                self._call(ReplicaId(self._era * ERA + order.replica), order.replica)
-            return structs.replace(order, replica=self._number_of[order.replica])
+        if isinstance(order, AdoptWorker):
+            self._call(ReplicaId(order.number), order.worker)
+        elif isinstance(order, StartWorker | StopWorker | ResizeWorker):
+            if isinstance(order, StartWorker):
+                self._call(ReplicaId(self._era * ERA + order.worker), order.worker)
+                if order.replica is not None:
+                    order = structs.replace(order, replica=self._number_of[order.replica])
+            return structs.replace(order, worker=self._number_of[order.worker])
         return order
 
     def _call(self, number: ReplicaId, name: ReplicaId) -> None:
@@ -428,13 +431,14 @@ class RemoteCluster(Cluster):
             return structs.replace(found, transfer=TransferId(transfer)) if era == self._era else None
         if self._era == 0 or found is None:
             return found  # type: ignore[no-any-return]  # an event
-        number = getattr(found, "replica", None)
-        if number is None:
-            return found  # type: ignore[no-any-return]
-        name = self._name_of.get(number)
-        return None if name is None else structs.replace(found, replica=name)
+        for field in ("replica", "worker"):
+            number = getattr(found, field, None)
+            if number is not None:
+                name = self._name_of.get(number)
+                return None if name is None else structs.replace(found, **{field: name})
+        return found  # type: ignore[no-any-return]
 
-    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:
+    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:  # noqa: PLR0911  # one for each kind
         """The same, with the numbers that replicas have here."""
         kind = type(event)
         if kind is Passing:
@@ -445,19 +449,21 @@ class RemoteCluster(Cluster):
             return FAULT_STEPS[kind](self, now_ns, event)
         if kind is NodeReady:
             return self._acquired(now_ns, event)
-        if kind is Resized and event.replica in self._replicas:
-            node = self._node_of[event.replica]
+        if kind is WorkerResized and event.worker in self._replicas:
+            node = self._node_of[event.worker]
             if self._active[FaultKind.REFUSED_RESIZES, node]:
-                event = Resized(event.replica, self._replicas[event.replica].slot.cores)
+                event = WorkerResized(event.worker, self._replicas[event.worker].slot.cores)
         found = super().happen(now_ns, sequence, event)
         if found is None:
             return None
-        if kind is ReplicaReady:
-            self._ready.add(event.replica)
+        if kind is WorkerReady:
+            self._ready.add(event.worker)
         elif kind is BatchLost:
             self._busy.discard(event.replica)
-        is_of_node = kind is Transferred or kind is TransferFailed
-        return self._leave(now_ns, event.node if is_of_node else self._node_of[event.replica], found)
+        if kind is Transferred or kind is TransferFailed:
+            return self._leave(now_ns, event.node, found)
+        about = event.worker if isinstance(event, WorkerEvent) else event.replica
+        return self._leave(now_ns, self._node_of[about], found)
 
     def _leave(self, now_ns: int, node: str, event: Any) -> Event | None:  # an event of a node
         """An agent or a worker reports something: it reaches the core at once if the link is as quick as that."""
@@ -475,7 +481,7 @@ class RemoteCluster(Cluster):
         self._busy.discard(event.replica)
         if event.replica in self._abandoned:
             self._abandoned.discard(event.replica)
-            self._send(now_ns, node, ReplicaReady(event.replica), is_report=True)
+            self._send(now_ns, node, WorkerReady(event.replica), is_report=True)
             return None
         late_ns = link.delay_ns
         if self._active[FaultKind.LATE_REPORTS, node]:
@@ -503,31 +509,33 @@ class RemoteCluster(Cluster):
             return self._arrived(link, message)
         if type(message) is StartBatch:
             self._run(now_ns, message)
-        elif type(message) is StartReplica:
+        elif type(message) is StartWorker:
             self._begin(now_ns, message)
         else:
             super().obey(now_ns, message)
-            if type(message) is ResizeReplica or type(message) is AttachShadow:
-                self._check_cores(self._node_of[message.replica])
+            if type(message) is ResizeWorker:
+                self._check_cores(self._node_of[message.worker])
         return None
 
     def _arrived(self, link: AgentLink, event: Event) -> Event:
-        if type(event) is ReplicaLost or type(event) is ReplicaStopped:
-            link.replicas.pop(event.replica, None)
+        if type(event) is WorkerLost or type(event) is WorkerStopped:
+            link.replicas.pop(event.worker, None)
+            for id in [id for id, body in link.replicas.items() if body == event.worker]:
+                del link.replicas[id]
         return event
 
     # Agents and workers
 
-    def _begin(self, now_ns: int, order: StartReplica) -> None:
+    def _begin(self, now_ns: int, order: StartWorker) -> None:
         """Start a worker."""
         node = order.spec.node or ""
-        super()._start(now_ns, order)
+        super().obey(now_ns, order)
         self._check_cores(node)
-        if self._active[FaultKind.FAILED_STARTS, node]:
-            self._push(now_ns + ms(hashed(order.replica)), Crashed(order.replica))
+        if order.replica is None and self._active[FaultKind.FAILED_STARTS, node]:
+            self._push(now_ns + ms(hashed(order.worker)), Crashed(order.worker))
 
-    def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
-        is_slow = self._active[FaultKind.SLOW_STARTS, self._node_of[order.replica]]
+    def _start_ns(self, now_ns: int, order: StartWorker, truths: Truths) -> int:
+        is_slow = self._active[FaultKind.SLOW_STARTS, self._node_of[order.worker]]
         return super()._start_ns(now_ns, order, truths) * (SLOW_START if is_slow else 1)
 
     def _run(self, now_ns: int, order: StartBatch) -> None:
@@ -587,6 +595,8 @@ class RemoteCluster(Cluster):
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == node]:
             if numbers is None or id in numbers:
                 replica = self._replicas.pop(id)
+                if replica.shadow is not None:
+                    self._forget_shadow(replica.shadow)
                 self._abandon_batch(now_ns, replica)
                 self._break_pipeline(now_ns, id, replica, is_lost=True)
 
@@ -603,10 +613,10 @@ class RemoteCluster(Cluster):
                 self._close(link)
             link.held.clear()
         # Agents finish what they do at once, such as a resize, before they connect again.
-        self.void.update(entry[1] for entry in self.pending if type(entry[2]) is Resized)
-        for replica in self._replicas.values():  # nor do they keep shadows
-            replica.shadow = None
-            replica.update_speed()
+        self.void.update(entry[1] for entry in self.pending if type(entry[2]) is WorkerResized)
+        for shadow in list(self._shadows.values()):  # nor do they keep shadows
+            self._forget_shadow(shadow)
+            shadow.body.update_speed()
         for id in self._busy & self._replicas.keys():
             self._abandoned.add(id)
             self._push(now_ns + ABANDON_NS, Overdue(id))  # type: ignore[arg-type]
@@ -635,7 +645,7 @@ class RemoteCluster(Cluster):
 
     def _joined(self, now_ns: int, name: str) -> NodeReady:
         """The agent of a node has connected: what it has kept."""
-        link, kept = self._links[name], list[KeptReplica]()
+        link, kept = self._links[name], list[KeptWorker]()
         own = {id: replica for id, replica in self._replicas.items() if replica.spec.node == name}
         unknown = set(own)
         if link.served != self._era:
@@ -646,7 +656,7 @@ class RemoteCluster(Cluster):
         self._connect(link)
         for id in own.keys() - unknown:
             spec = own[id].spec.with_cores(own[id].slot.cores)
-            kept.append(KeptReplica(id, spec, id in self._ready and id not in self._busy))
+            kept.append(KeptWorker(id, spec, id in self._ready and id not in self._busy))
             link.replicas[id] = None
         return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.number)))
 
@@ -703,9 +713,9 @@ class RemoteCluster(Cluster):
         link, node = self._links[name], self._nodes[name]
         self._report(now_ns, NodeLost(name, why))
         reported_ns, gap_ns = now_ns, ms(link.session % 3)
-        for id in link.replicas:
+        for id in [id for id, body in link.replicas.items() if body is None]:
             reported_ns += gap_ns
-            self._report(reported_ns, ReplicaLost(id, f"node {name} is lost: {why}"))
+            self._report(reported_ns, WorkerLost(id, f"node {name} is lost: {why}"))
         self._lose_weights(now_ns, name)
         # Its transfers have ended. Starts that wait for them end too; otherwise another core would adopt them.
         waiting = [self._awaiting.pop(key) for key in [*self._awaiting] if key[1] == name]
@@ -809,7 +819,7 @@ class RemoteCluster(Cluster):
         id = own[fault.detail % len(own)]
         shadow = self._replicas[id].shadow
         if fault.kind is FaultKind.SHADOW_CRASH and shadow is not None:
-            self._lose_shadow(now_ns, id, shadow.number)
+            self._lose_shadow(now_ns, shadow)
         elif fault.kind is FaultKind.CRASH:
             self._lose(now_ns, id, "the worker process died")
         else:

@@ -1075,12 +1075,12 @@ def wrong_ledger(core: Core) -> str:
     if so."""
     state = core.state
     ledger = state.ledger
-    if ledger.reservations.keys() != state.replicas.keys():
-        return f"reservations of {list(ledger.reservations)}, replicas {list(state.replicas)}"
+    workers = {worker.id for replica in state.replicas.values() for worker in replica.workers}
+    if not ledger.reservations.keys() == state.workers.keys() == workers:
+        return f"reservations of {list(ledger.reservations)}, workers {list(state.workers)}, of replicas {workers}"
     for id, replica in state.replicas.items():
-        wanted = replica.form.shadow or replica.shadow_worker
-        if bool(ledger.reservations[id].shadow_millicores) is not (wanted is not None):
-            return f"the reservation of replica {id} is {ledger.reservations[id]}, its shadow {wanted}"
+        if replica.form.shadow is not None and replica.shadow is None:
+            return f"replica {id} serves in a pair, without a shadow"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
         used[reservation.node] += reservation.millicores
@@ -1145,10 +1145,10 @@ def _unfinished_version(core: Core, application: ApplicationState) -> str:
     for target in control.plan.stages:
         replicas = application.stages[target.stage].pool.replicas.values()
         found = [
-            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.shadow_worker)
+            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.shadow is not None)
             for each in replicas
         ]
-        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, None) for group in target.groups]
+        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, False) for group in target.groups]
         if found != wanted:
             return f"replicas of {target.stage} are {found}"
     return ""

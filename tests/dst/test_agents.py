@@ -5,18 +5,18 @@ from heapq import heappop
 
 import pytest
 
-from sloop.actions import AdoptReplica, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import AdoptWorker, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.events import (
     BatchSilent,
     Cancelled,
     Event,
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.sim.checkers import Violation
 from sloop.units import s
@@ -60,7 +60,7 @@ def events_of(found: RemoteCluster, until_s: float) -> list[tuple[float, Event]]
 
 def start(found: RemoteCluster, at_s: float = 0.5, id: int = 0, transfer: TransferId | None = None) -> None:
     spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(1.0, "cpu"), HOME.name)
-    found.obey(s(at_s), StartReplica(ReplicaId(id), spec, transfer))
+    found.obey(s(at_s), StartWorker(ReplicaId(id), spec, transfer=transfer))
 
 
 def batch(found: RemoteCluster, at_s: float, id: int = 0) -> None:
@@ -74,7 +74,7 @@ def kinds(told: list[tuple[float, Event]]) -> list[type]:
 def test_without_faults_a_worker_starts_and_finishes_its_batch() -> None:
     found = cluster()
     start(found)
-    assert ReplicaReady in kinds(events_of(found, 10))
+    assert WorkerReady in kinds(events_of(found, 10))
     batch(found, 10)
     assert kinds(events_of(found, 12)) == [Finished]
 
@@ -84,9 +84,9 @@ def test_what_is_sent_over_a_link_that_is_cut_for_a_short_time_arrives_afterward
     start(found)
     events_of(found, 10)
     batch(found, 10.1)
-    found.obey(s(10.2), StopReplica(R0, "the test says so"))
+    found.obey(s(10.2), StopWorker(R0, "the test says so"))
     told = events_of(found, 13)
-    assert kinds(told) == [ReplicaStopped], "the batch reached the worker before the order to stop"
+    assert kinds(told) == [WorkerStopped], "the batch reached the worker before the order to stop"
     assert told[0][0] >= 11.5
 
 
@@ -96,7 +96,7 @@ def test_a_node_that_is_cut_off_for_long_is_lost_and_what_it_says_later_counts_n
     events_of(found, 9.99)
     batch(found, 9.999)
     told = events_of(found, 30)
-    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert kinds(told) == [NodeLost, WorkerLost, NodeReady]
     assert told[0][0] == 10 + SILENT_NS / 1e9
     assert told[2][0] > 16
     assert not found._replicas, "the agent has stopped the old workers before the node is ready"
@@ -107,7 +107,7 @@ def test_late_reports_of_a_closed_connection_may_reach_the_core() -> None:
     start(found)
     events_of(found, 9.99)
     batch(found, 9.999)
-    assert kinds(events_of(found, 30)) == [NodeLost, ReplicaLost, Finished, NodeReady]
+    assert kinds(events_of(found, 30)) == [NodeLost, WorkerLost, Finished, NodeReady]
 
 
 @pytest.mark.parametrize(("detail", "lost_s"), [(0, 10.0), (1, 12.0)])
@@ -116,7 +116,7 @@ def test_a_node_that_dies_is_noticed_at_once_or_by_its_silence(detail: int, lost
     start(found)
     events_of(found, 9.99)
     told = events_of(found, 30)
-    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert kinds(told) == [NodeLost, WorkerLost, NodeReady]
     assert told[0][0] == lost_s
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_is_back_before_anybody_noticed_is_lost_first_then_ready() -
     start(found)
     events_of(found, 9.99)
     told = events_of(found, 30)
-    assert kinds(told) == [NodeLost, ReplicaLost, NodeReady]
+    assert kinds(told) == [NodeLost, WorkerLost, NodeReady]
     assert told[0][0] == 10.7
 
 
@@ -133,7 +133,7 @@ def test_a_replica_that_is_ordered_on_a_lost_node_is_lost() -> None:
     found = cluster(None, (10, fault(FaultKind.NODE_DOWN, 6)))
     events_of(found, 11)
     start(found, 11)
-    assert kinds(events_of(found, 11.1)) == [ReplicaLost]
+    assert kinds(events_of(found, 11.1)) == [WorkerLost]
 
 
 def test_when_all_is_healed_nodes_come_back_and_hung_workers_stay_hung() -> None:
@@ -167,7 +167,7 @@ def test_an_edge_that_is_gone_takes_its_open_requests_with_it() -> None:
     assert [event for _, event in events_of(found, 20)] == [Cancelled(RequestId(1))]
 
 
-def lives_on(found: RemoteCluster, at_s: float) -> list[KeptReplica]:
+def lives_on(found: RemoteCluster, at_s: float) -> list[KeptWorker]:
     """What the next core is told of the node at home when the last one has died."""
     begun = [event for _, event in events_of(found, at_s) if isinstance(event, NodeReady) and event.node == HOME]
     return list(begun[-1].kept) if begun else []
@@ -179,9 +179,9 @@ def test_workers_outlive_the_core_and_the_next_one_calls_them_by_other_names() -
     start(found, 9.9999, 1)
     one, other = lives_on(found, 10.005)
     assert [(one.number, one.is_ready), (other.number, other.is_ready)] == [(0, True), (1, False)]
-    found.obey(s(11), AdoptReplica(ReplicaId(7), 0, one.spec, True))
-    found.obey(s(11), AdoptReplica(R0, 1, other.spec, False))
-    assert [event for _, event in events_of(found, 20)] == [ReplicaReady(R0)]
+    found.obey(s(11), AdoptWorker(ReplicaId(7), 0, one.spec, True))
+    found.obey(s(11), AdoptWorker(R0, 1, other.spec, False))
+    assert [event for _, event in events_of(found, 20)] == [WorkerReady(R0)]
     found.start_batch(s(20), StartBatch(BatchId(0), ReplicaId(7), STAGE.name, (RequestId(1),)))
     ((_, finished),) = events_of(found, 30)
     assert isinstance(finished, Finished)
@@ -195,8 +195,8 @@ def test_an_abandoned_batch_is_nobodys_and_its_worker_ready_when_it_is_over() ->
     batch(found, 10)
     (kept,) = lives_on(found, 10.002)
     assert not kept.is_ready
-    found.obey(s(10.002), AdoptReplica(R0, 0, kept.spec, False))
-    assert [event for _, event in events_of(found, 20)] == [ReplicaReady(R0)]
+    found.obey(s(10.002), AdoptWorker(R0, 0, kept.spec, False))
+    assert [event for _, event in events_of(found, 20)] == [WorkerReady(R0)]
 
 
 def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped() -> None:
@@ -205,9 +205,9 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped() -> None:
     events_of(found, 11)
     batch(found, 11)
     (kept,) = lives_on(found, 13)
-    found.obey(s(13), AdoptReplica(R0, 0, kept.spec, False))
+    found.obey(s(13), AdoptWorker(R0, 0, kept.spec, False))
     assert set(kinds(events_of(found, 41.9))) == {BatchSilent}
-    assert ReplicaStopped in kinds(events_of(found, 43))
+    assert WorkerStopped in kinds(events_of(found, 43))
 
 
 def test_a_node_that_is_cut_off_is_lost_to_the_next_core_and_comes_later_with_its_workers() -> None:
@@ -248,10 +248,10 @@ def test_nothing_that_the_dead_core_was_to_be_told_reaches_the_next_one() -> Non
     start(found)
     events_of(found, 9)
     found._links[HOME.name].delay_ns = s(0.1)
-    found.obey(s(9.95), StopReplica(R0, "a test"))
-    found._leave(s(9.95), HOME.name, ReplicaReady(R0))
+    found.obey(s(9.95), StopWorker(R0, "a test"))
+    found._leave(s(9.95), HOME.name, WorkerReady(R0))
     told = [event for _, event in events_of(found, 20)]
-    assert not any(isinstance(event, ReplicaReady | ReplicaStopped) for event in told)
+    assert not any(isinstance(event, WorkerReady | WorkerStopped) for event in told)
 
 
 def test_requests_that_have_not_ended_are_submitted_again_unless_they_are_too_old() -> None:

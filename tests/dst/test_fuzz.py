@@ -17,18 +17,18 @@ from msgspec.structs import replace
 from sloop.actions import (
     AcquireNode,
     Action,
-    AdoptReplica,
+    AdoptWorker,
     Assigned,
     End,
     ReleaseNode,
     Rollout,
     StartBatch,
-    StartReplica,
+    StartWorker,
 )
 from sloop.core.control import ControlledApplication, ControlPath, PlanProgress
 from sloop.core.stage import StageState
 from sloop.errors import InputError
-from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
+from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, WorkerCompleted
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.requests import RequestRecord
@@ -108,7 +108,7 @@ def test_another_deciding_process_adopts_replicas_and_gets_the_requests_that_wai
         assert len(ended) == len(set(ended)), "once"
         found["deaths"] += len(later)
         for log in later:
-            found["adopted"] += sum(isinstance(record, AdoptReplica) for _, record in log)
+            found["adopted"] += sum(isinstance(record, AdoptWorker) for _, record in log)
             found["again"] += sum(isinstance(record, Request) and record.id in asked for _, record in log)
     assert found["deaths"] >= 6, found
     assert found["adopted"] > 6, found
@@ -229,8 +229,8 @@ def test_in_some_worlds_models_start_in_parts() -> None:
     for seed in (10, 31, 89, 95):
         simulate(random_worlds.random_world(seed, "kpa"), [log := MemoryLog()], check_first=0)
         for _, record in log.records:
-            found["a part"] += isinstance(record, StartReplica) and record.part is not None
-            found["a part that got the other layers"] += isinstance(record, ReplicaCompleted)
+            found["a part"] += isinstance(record, StartWorker) and record.part is not None
+            found["a part that got the other layers"] += isinstance(record, WorkerCompleted)
     assert min(found.values()) >= 20, found
 
 
@@ -284,7 +284,7 @@ def test_in_deployments_happens_what_is_to_be_tested() -> None:
             found[type(record).__name__] += 1
             if isinstance(record, Rollout):
                 found[record.state] += 1
-            elif isinstance(record, StartReplica):
+            elif isinstance(record, StartWorker):
                 found["on a device"] += record.spec.device is not None
     expected = [AcquireNode, ReleaseNode, NodeLost, NodeReady, Planned, Deployed, Promoted, Removed, Assigned]
     assert all(found[kind.__name__] for kind in expected), found

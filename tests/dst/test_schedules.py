@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import AdoptReplica, End, StartReplica
+from sloop.actions import AdoptWorker, End, StartWorker
 from sloop.core import Core, control, pipeline, provision
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
@@ -66,7 +66,7 @@ def test_a_core_that_dies_is_followed_by_one_that_knows_nothing(monkeypatch: pyt
     for seed in range(SCHEDULES, SCHEDULES + 40):
         schedule = schedule_of(seed)
         if any(op.kind is FaultKind.CORE_DOWN for op in schedule.operations):
-            adopted += sum(isinstance(record, AdoptReplica) for _, record in log_of(schedule, monkeypatch))
+            adopted += sum(isinstance(record, AdoptWorker) for _, record in log_of(schedule, monkeypatch))
     assert adopted > 20
 
 
@@ -164,15 +164,19 @@ def release_by_half(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_room_of_shadows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "detach", lambda self, replica: None)
+    def remove_shadow(self: State, worker: Any) -> None:
+        worker.replica.workers.remove(worker)
+        del self.workers[worker.id]
+
+    patch.setattr(State, "remove_shadow", remove_shadow)
 
 
 def free_a_shadow_that_still_runs(patch: pytest.MonkeyPatch) -> None:
     real = ControlPath._part
 
-    def part(self: ControlPath, now_ns: int, replica: Any, worker: Any) -> None:
-        real(self, now_ns, replica, worker)
-        self._state.ledger.detach(replica.id)
+    def part(self: ControlPath, now_ns: int, worker: Any) -> None:
+        real(self, now_ns, worker)
+        self._state.ledger.release(worker.id)
 
     patch.setattr(ControlPath, "_part", part)
 
@@ -220,7 +224,7 @@ def admit_all(patch: pytest.MonkeyPatch) -> None:
 
 def replace_nothing(patch: pytest.MonkeyPatch) -> None:
     def lost(self: ControlPath, now_ns: int, event: Any, out: list[Any]) -> None:
-        replica = self._state.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.worker)
         if replica is not None:
             is_blamed = self._state.ledger.states[replica.node] is not NodeState.LOST
             self._remove(now_ns, replica, event.error, is_blamed, out)
@@ -282,7 +286,7 @@ def number_from_the_start(patch: pytest.MonkeyPatch) -> None:
 
     def adopt(self: ControlPath, *given: Any) -> None:
         real(self, *given)
-        self._state.next_replica = 0
+        self._state.next_worker = 0
 
     patch.setattr(ControlPath, "_adopt", adopt)
 
@@ -292,10 +296,10 @@ def evict_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_no_weights(patch: pytest.MonkeyPatch) -> None:
-    def bare(id: Any, spec: Any, transfer: Any, part: Any) -> StartReplica:
-        return StartReplica(id, spec, None, part)
+    def bare(id: Any, spec: Any, transfer: Any, part: Any) -> StartWorker:
+        return StartWorker(id, spec, part=part)
 
-    patch.setattr(provision, "StartReplica", bare)
+    patch.setattr(provision, "StartWorker", bare)
 
 
 def hold_no_memory(patch: pytest.MonkeyPatch) -> None:
@@ -336,8 +340,8 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     overbook: "gives out|are reserved and",
     forget_a_release: "reservations of",
     release_by_half: "are reserved and",
-    keep_the_room_of_shadows: "the reservation of replica",
-    free_a_shadow_that_still_runs: "the reservation of replica",
+    keep_the_room_of_shadows: "reservations of",
+    free_a_shadow_that_still_runs: "reservations of",
     use_before_ready: "not ready|count as idle",
     use_while_it_drains: "count as idle|not ready|is not idle",
     use_twice: "count as idle|still runs",

@@ -12,9 +12,10 @@ import pytest
 import uvloop
 
 from benchmarks.models import perceptron
+from sloop.actions import StartWorker
 from sloop.cuda import Gpu, MpsDaemon, present_gpus
 from sloop.errors import MachineError
-from sloop.events import Finished, ReplicaLost, ReplicaReady
+from sloop.events import Finished, WorkerLost, WorkerReady
 from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import load_profile
 from sloop.serve.backends.local import LocalBackend
@@ -52,11 +53,11 @@ def served(network: Path, gpu: Gpu, *, share: float = 1.0, bytes_max: int = 0, m
         backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=gpus.nodes, gpus=gpus)
         backend.attach(ear)
         try:
-            backend.start(A, ReplicaSpec("stage", "m", Slot(1, "local", gpu.kind, share), "here", "card"))
+            backend.start(StartWorker(A, ReplicaSpec("stage", "m", Slot(1, "local", gpu.kind, share), "here", "card")))
             async with asyncio.timeout(100):
-                if isinstance(await ear.hear(ReplicaReady, ReplicaLost), ReplicaReady):
+                if isinstance(await ear.hear(WorkerReady, WorkerLost), WorkerReady):
                     backend.run(BatchId(1), A, run_of([[Tensor("FP32", X.shape, X.tobytes())]]))
-                    await ear.hear(Finished, ReplicaLost)
+                    await ear.hear(Finished, WorkerLost)
         finally:
             await backend.close()
 
@@ -66,7 +67,7 @@ def served(network: Path, gpu: Gpu, *, share: float = 1.0, bytes_max: int = 0, m
 
 def assert_right(ear: Ear, network: Path) -> None:
     """The outputs are those of the CPU, up to the order of additions."""
-    assert not [event for event in ear.events if isinstance(event, ReplicaLost)]
+    assert not [event for event in ear.events if isinstance(event, WorkerLost)]
     [[y]] = ear.outputs[BatchId(1)]
     [expected] = open_model(network, 1).run({"x": X})
     np.testing.assert_allclose(np.frombuffer(y.data, np.float32).reshape(y.shape), expected, rtol=1e-2, atol=1e-2)
@@ -87,7 +88,7 @@ def test_a_replica_has_a_share_of_the_card(network: Path, gpu: Gpu) -> None:
 
 def test_a_model_that_does_not_fit_says_so(tmp_path: Path, gpu: Gpu) -> None:
     large = perceptron(tmp_path, width=2048, layers=2)  # 32 MiB of weights
-    lost = [event for event in served(large, gpu, bytes_max=1 << 20).events if isinstance(event, ReplicaLost)]
+    lost = [event for event in served(large, gpu, bytes_max=1 << 20).events if isinstance(event, WorkerLost)]
     assert len(lost) == 1
     assert "too little memory left for it, of which it may have 1 MiB" in lost[0].error
 

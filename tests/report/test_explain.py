@@ -10,14 +10,13 @@ from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
-    AttachShadow,
     Decided,
     End,
     RequestPlan,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -31,11 +30,10 @@ from sloop.events import (
     Finished,
     NodeReady,
     Planned,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ShadowReady,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
 )
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
@@ -66,6 +64,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     StagePlan,
+    WorkerId,
 )
 from tests.runlog.story import (
     GRAPH,
@@ -147,11 +146,11 @@ def test_a_request_whose_replica_was_lost() -> None:
 
 def test_a_request_that_waits_for_a_cold_start_is_told_its_steps() -> None:
     rows: Rows = [
-        *((0, StartReplica(ReplicaId(number), ReplicaSpec("a", "v", Slot(1.0), node="n0"))) for number in range(2)),
-        (ms(100), ReplicaProgressed(ReplicaId(0), "fetching")),
+        *((0, StartWorker(ReplicaId(number), ReplicaSpec("a", "v", Slot(1.0), node="n0"))) for number in range(2)),
+        (ms(100), WorkerProgressed(ReplicaId(0), "fetching")),
         (ms(200), Request(RequestId(1), ms(200), ms(200), ms(400))),
-        (s(3), ReplicaProgressed(ReplicaId(0), "loading")),
-        (s(4), ReplicaReady(ReplicaId(0))),
+        (s(3), WorkerProgressed(ReplicaId(0), "loading")),
+        (s(4), WorkerReady(ReplicaId(0))),
         ended(5000, 1, Outcome.DROPPED, "too late"),
     ]
     steps = [step.what for step in request_story(rows, 1, Graph([GraphStage("a")])).steps]
@@ -164,7 +163,7 @@ def test_a_request_that_waits_for_a_cold_start_is_told_its_steps() -> None:
 
 def test_a_request_whose_replica_was_stuck() -> None:
     rows: Rows = [STORY[1], arrived(1, 0, 0), started(5, 0, 0, 1)]
-    rows += [(ms(50), StopReplica(ReplicaId(0), "its batch has run too long")), ended(70, 1, Outcome.DROPPED)]
+    rows += [(ms(50), StopWorker(ReplicaId(0), "its batch has run too long")), ended(70, 1, Outcome.DROPPED)]
     story = request_story(rows, 1, GRAPH)
     assert (story.wait_ms, story.lost_ms, story.total_ms) == (25, 45, 70)
     assert story.steps[-2].what == "replica 0 was given up, and the batch with it"
@@ -204,8 +203,8 @@ def test_plans_and_shortages_while_it_waited() -> None:
         (0, Request(RequestId(1), 0, 0, s(1))),
         (ms(1), Decided("plan", "a request waits", plan=Plan((), "a request waits"))),
         (ms(2), Decided("shortage", "no node has room", "a")),
-        (ms(3), StartReplica(ReplicaId(0), spec)),
-        (ms(9), ReplicaReady(ReplicaId(0))),
+        (ms(3), StartWorker(ReplicaId(0), spec)),
+        (ms(9), WorkerReady(ReplicaId(0))),
         started(9, 0, 0, 1, stage="a"),
         (ms(19), BatchFailed(BatchId(0), ReplicaId(0), "nan", "ValueError: nan (a.py:3)")),
         ended(19, 1, Outcome.FAILED, "nan"),
@@ -270,8 +269,8 @@ FANNED = Graph(
 
 def fanned(*rows: Any) -> Rows:
     """Request 1 is cut from 2 to 10 ms into two parts and a face."""
-    starts = [StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0))) for n, stage in enumerate(FANNED.stages)]
-    starts.append(StartReplica(ReplicaId(9), ReplicaSpec("read", "v", Slot(1.0))))
+    starts = [StartWorker(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0))) for n, stage in enumerate(FANNED.stages)]
+    starts.append(StartWorker(ReplicaId(9), ReplicaSpec("read", "v", Slot(1.0))))
     return [
         *((0, start) for start in starts),
         (ms(1), Request(RequestId(1), 0, ms(1), ms(500))),
@@ -472,11 +471,11 @@ def planned(at_ms: float, key: str, count: int, why: str, kind: str = "fast") ->
 
 CANARY: Rows = told(
     planned(0, "a", 1, "it is the first"),
-    *(starts(0, 0, "a"), (0, ReplicaReady(ReplicaId(0)))),
+    *(starts(0, 0, "a"), (0, WorkerReady(ReplicaId(0)))),
     (1000, Deployed("a", "2", {}, Canary(0.25))),
     rolls(1000, "2", VersionState.STARTING, 0.0, "deployed"),
     planned(1000, "a@2", 1, "for a quarter"),
-    *(starts(1000, 1, "a@2", "slow"), (1500, ReplicaReady(ReplicaId(1)))),
+    *(starts(1000, 1, "a@2", "slow"), (1500, WorkerReady(ReplicaId(1)))),
     rolls(2000, "2", VersionState.CANARY, 0.25, "it is ready"),
     *(asks(1, 2100, "a"), goes_to(2100, 1, "a"), runs(2100, 1, 0, "a", 1), *finishes(2140, 1, 0, 1)),
     *(asks(2, 2200, "a"), goes_to(2200, 2, "a@2"), runs(2200, 2, 1, "a@2", 2)),
@@ -671,14 +670,14 @@ def test_shadows_are_told_while_a_request_waits() -> None:
     plan = Plan((StagePlan("a", (group,), 8),), "a burst")
     lost = "its shadow is lost: it died; another one starts at once"
     rows: Rows = [
-        (0, StartReplica(replica, ReplicaSpec("a", "v", Slot(4.0)))),
-        (0, ReplicaReady(replica)),
+        (0, StartWorker(replica, ReplicaSpec("a", "v", Slot(4.0)))),
+        (0, WorkerReady(replica)),
         (ms(1), Request(RequestId(1), ms(1), ms(1), ms(100))),
         (ms(2), Decided("plan", "a burst", plan=plan)),
-        (ms(2), AttachShadow(replica, 0, shadow)),
+        (ms(2), StartWorker(WorkerId(100), group.spec, replica)),
         (ms(3), Decided("shadow", lost, "a", replica)),
-        (ms(3), AttachShadow(replica, 1, shadow)),
-        (ms(9), ShadowReady(replica, 1)),
+        (ms(3), StartWorker(WorkerId(101), group.spec, replica)),
+        (ms(9), WorkerReady(WorkerId(101))),
         (ms(9), StartBatch(BatchId(1), replica, "a", (RequestId(1),))),
         (ms(20), Finished(BatchId(1), replica, ms(11))),
         (ms(20), End(RequestId(1), Outcome.SERVED)),
@@ -716,15 +715,15 @@ def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
     r0, r1, spec = ReplicaId(0), ReplicaId(1), ReplicaSpec("a", "v", Slot(4.0))
     lost = "a part of its pipeline is lost: 1 serve when they have all layers"
     rows: Rows = [
-        *((0, StartReplica(id, spec, part=Part(PipelineId(0), id, (0, 1, 3)))) for id in (r0, r1)),
+        *((0, StartWorker(id, spec, part=Part(PipelineId(0), id, (0, 1, 3)))) for id in (r0, r1)),
         (ms(1), Request(RequestId(1), ms(1), ms(1), ms(100))),
-        (ms(2), ReplicaReady(r0)),
-        (ms(3), ReplicaReady(r1)),
+        (ms(2), WorkerReady(r0)),
+        (ms(3), WorkerReady(r1)),
         (ms(3), StartBatch(BatchId(1), r1, "a", (RequestId(1),))),
-        (ms(8), ReplicaLost(r0, "it died")),
+        (ms(8), WorkerLost(r0, "it died")),
         (ms(8), Decided("pipeline", lost, "a", r0)),
         (ms(8), BatchLost(BatchId(1), r1, "replica 0 is lost")),
-        (ms(15), ReplicaCompleted(r1)),
+        (ms(15), WorkerCompleted(r1)),
         (ms(15), StartBatch(BatchId(2), r1, "a", (RequestId(1),))),
         (ms(20), Finished(BatchId(2), r1, ms(5))),
         (ms(20), End(RequestId(1), Outcome.SERVED)),

@@ -1,6 +1,6 @@
 """What plots show, without drawing."""
 
-from sloop.actions import AcquireNode, StartReplica
+from sloop.actions import AcquireNode, StartWorker
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.events import WOKE, Finished, NodeLost
 from sloop.report.plots import (
@@ -79,7 +79,7 @@ def test_thinning_keeps_the_worst() -> None:
 def test_one_curve_for_each_route_and_a_mark_for_each_deadline() -> None:
     paths = [Path(("a", "b"), ms(50)), Path(("a",), ms(90))]
     graph = Graph([GraphStage("a"), GraphStage("b", ("a",), (When("a", "kind", (1,)),))], paths, ms(100))
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0)))) for n, stage in enumerate("ab")]
+    rows: Rows = [(0, StartWorker(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0)))) for n, stage in enumerate("ab")]
     for id, to_b in enumerate((1, 0, 0)):
         rows += [arrived(id, id, id, 1000), started(id, 2 * id, 0, id, stage="a")]
         rows += [(ms(id), Finished(BatchId(2 * id), ReplicaId(0), 1, ((to_b,),)))]

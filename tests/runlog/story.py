@@ -8,15 +8,15 @@ from sloop.actions import (
     Assigned,
     Decided,
     End,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.graph import Graph, GraphStage
-from sloop.events import Cancelled, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import Cancelled, Finished, WorkerLost, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Region
 from sloop.runlog import Record
@@ -52,9 +52,9 @@ def plan(cores: float, why: str) -> Plan:
 R0, R1 = ReplicaId(0), ReplicaId(1)
 STORY: Rows = [
     (0, Decided("plan", "1 replica holds 20 rps", "classify", plan=plan(2, "1 replica holds 20 rps"))),
-    (0, StartReplica(R0, SPEC)),
-    (ms(10), ReplicaProgressed(R0, "loading")),
-    (ms(50), ReplicaReady(R0)),
+    (0, StartWorker(R0, SPEC)),
+    (ms(10), WorkerProgressed(R0, "loading")),
+    (ms(50), WorkerReady(R0)),
     arrived(1, 60, 100),
     started(100, 0, 0, 1),
     arrived(2, 110, 120),
@@ -69,23 +69,23 @@ STORY: Rows = [
     ended(330, 3, Outcome.LATE, "20 ms past its deadline"),
     (ms(1000), Decided("plan", "demand doubled", "classify", plan=plan(4, "demand doubled"))),
     (ms(1000), Decided("resize", "the plan asks for 4 cores", "classify", replica=R0)),
-    (ms(1000), ResizeReplica(R0, 4.0)),
-    (ms(1050), Resized(R0, 4.0)),
+    (ms(1000), ResizeWorker(R0, 4.0)),
+    (ms(1050), WorkerResized(R0, 4.0)),
     arrived(5, 1100, 1100),
     started(1100, 2, 0, 5),
-    (ms(1200), ReplicaLost(R0, "killed")),
+    (ms(1200), WorkerLost(R0, "killed")),
     (ms(1200), Decided("retry", "its replica was lost", "classify", replica=R0)),
-    (ms(1200), StartReplica(R1, SPEC)),
-    (ms(1500), ReplicaReady(R1)),
+    (ms(1200), StartWorker(R1, SPEC)),
+    (ms(1500), WorkerReady(R1)),
     ended(1500, 5, Outcome.DROPPED, "its deadline passed 200 ms ago"),
     arrived(6, 1600, 1600),
     started(1600, 3, 1, 6),
     (ms(1650), Cancelled(RequestId(6))),
     ended(1650, 6, Outcome.FAILED, "the client went away"),
     (ms(1700), Finished(BatchId(3), R1, ms(99))),
-    (ms(1800), StopReplica(R1, "nothing to do")),
-    (ms(2000), ReplicaStopped(R1)),
-    (ms(2500), ReplicaProgressed(R1, "gone")),
+    (ms(1800), StopWorker(R1, "nothing to do")),
+    (ms(2000), WorkerStopped(R1)),
+    (ms(2500), WorkerProgressed(R1, "gone")),
 ]
 
 
@@ -128,7 +128,7 @@ def goes_to(at_ms: float, id: int, key: str) -> Told:
 def starts(at_ms: float, replica: int, key: str, kind: str = "fast") -> Told:
     """A replica of a version on two cores."""
     spec = ReplicaSpec(f"{key}/only", "v", Slot(2.0, kind), node=f"n-{kind}")
-    return at_ms, StartReplica(ReplicaId(replica), spec)
+    return at_ms, StartWorker(ReplicaId(replica), spec)
 
 
 def runs(at_ms: float, batch: int, replica: int, key: str, *ids: int) -> Told:

@@ -18,8 +18,8 @@ from sloop.actions import (
     RequestPlan,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.graph import Graph, GraphStage
@@ -36,9 +36,9 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
@@ -82,7 +82,7 @@ def arrivals(state: DeploymentState) -> dict[str, int]:
 def test_each_application_has_its_own_requests_replicas_and_batches() -> None:
     state = fold(
         state_of("a", "b"),
-        *(starts(0, 0, "a"), starts(0, 1, "b"), (5, ReplicaReady(ReplicaId(0))), (5, ReplicaReady(ReplicaId(1)))),
+        *(starts(0, 0, "a"), starts(0, 1, "b"), (5, WorkerReady(ReplicaId(0))), (5, WorkerReady(ReplicaId(1)))),
         *(asks(1, 10, "a"), asks(2, 10, "b"), asks(3, 12, "b"), runs(12, 0, 0, "a", 1)),
     )
     a, b = (state.versions[name].run for name in "ab")
@@ -94,7 +94,7 @@ def test_each_application_has_its_own_requests_replicas_and_batches() -> None:
     assert (list(a.served_ns), list(b.served_ns)) == ([ms(20)], [ms(35), ms(33)])
     assert (list(a.stages["a/only"].waits_ns), list(b.stages["b/only"].waits_ns)) == ([ms(2)], [ms(10), ms(8)])
     assert state.run_of_request(RequestId(2)) is None
-    fold(state, (50, StopReplica(ReplicaId(1), "idle")), (60, ReplicaStopped(ReplicaId(1))), (60, WOKE))
+    fold(state, (50, StopWorker(ReplicaId(1), "idle")), (60, WorkerStopped(ReplicaId(1))), (60, WOKE))
     assert (b.replicas, state.run_of_replica(ReplicaId(1))) == ({}, None)
     state.advance()
     assert (a.cost.total_microcore_ns, b.cost.total_microcore_ns) == (2_000_000 * ms(60), 2_000_000 * ms(60))
@@ -135,7 +135,7 @@ def test_one_version_after_the_other() -> None:
         *finishes(1_650, 1, 1, 3),
         rolls(2_000, "2", VersionState.SERVING, 1.0, "promoted"),
         rolls(2_000, "1", VersionState.RETIRING, 0.0, "version 2 serves all requests"),
-        *(runs(2_000, 2, 0, "a", 2), *finishes(2_100, 2, 0, 2), (2_100, ReplicaStopped(ReplicaId(0)))),
+        *(runs(2_000, 2, 0, "a", 2), *finishes(2_100, 2, 0, 2), (2_100, WorkerStopped(ReplicaId(0)))),
         rolls(3_000, "1", VersionState.RETIRED, 0.0, "version 2 serves all requests"),
         asks(4, 4_000, "a"),
     )
@@ -292,7 +292,7 @@ def test_a_replica_on_a_node_that_has_joined_pays_its_price() -> None:
 
 
 def test_cores_by_kind_of_hardware_second_by_second() -> None:
-    other = StartReplica(ReplicaId(1), ReplicaSpec("a/only", "v", Slot(1.0, "slow")))
+    other = StartWorker(ReplicaId(1), ReplicaSpec("a/only", "v", Slot(1.0, "slow")))
     state = fold(state_of("a"), starts(0, 0, "a"), (1_500, other), (3_000, WOKE))
     state.only.close_seconds()
     first, second, third, last = state.only.seconds
@@ -375,11 +375,11 @@ class Player:
         if isinstance(action, StartBatch):
             self.running[action.replica] = action
             self.went_to |= dict.fromkeys(action.requests, action.stage.rpartition("/")[0])
-        elif isinstance(action, StartReplica):
-            self.starting.append(action.replica)
-        elif isinstance(action, StopReplica):
-            self.running.pop(action.replica, None)
-            self.stopping.append(action.replica)
+        elif isinstance(action, StartWorker):
+            self.starting.append(action.worker)
+        elif isinstance(action, StopWorker):
+            self.running.pop(action.worker, None)
+            self.stopping.append(action.worker)
         elif isinstance(action, End):
             assert action.request not in self.ends
             self.ends[action.request] = action
@@ -399,13 +399,13 @@ class Player:
             replica = chance.choice(sorted(self.running))
             self.tell(Finished(self.running.pop(replica).batch, replica, 1))
         elif kind < 0.8 and self.starting:
-            self.tell(ReplicaReady(self.starting.pop(0)))
+            self.tell(WorkerReady(self.starting.pop(0)))
         elif kind < 0.86 and self.stopping:
-            self.tell(ReplicaStopped(self.stopping.pop(0)))
+            self.tell(WorkerStopped(self.stopping.pop(0)))
         elif kind < 0.88 and self.running:
             replica = chance.choice(sorted(self.running))
             del self.running[replica]
-            self.tell(ReplicaLost(replica, "killed"))
+            self.tell(WorkerLost(replica, "killed"))
         elif kind < 0.91 and self.requests:
             self.tell(Cancelled(RequestId(chance.randint(1, self.requests))))
         elif kind < 0.95:

@@ -1,7 +1,7 @@
 """Durations of batches by variant, kind of hardware and cell."""
 
-from sloop.actions import StartBatch, StartReplica
-from sloop.events import Finished, Resized
+from sloop.actions import StartBatch, StartWorker
+from sloop.events import Finished, WorkerResized
 from sloop.runlog.durations import BATCHES_MIN, BatchFold, batch_durations
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, RequestId, Slot
@@ -22,10 +22,10 @@ def batches(replica: int, count: int, took_ms: float, first: int = 0) -> Rows:
 
 
 def test_cells_are_kept_apart_by_hardware_and_only_those_of_whole_accelerators_with_enough_batches() -> None:
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(f"m{n}/s", "v", slot))) for n, slot in enumerate(SLOTS)]
+    rows: Rows = [(0, StartWorker(ReplicaId(n), ReplicaSpec(f"m{n}/s", "v", slot))) for n, slot in enumerate(SLOTS)]
     for number in range(len(SLOTS)):
         rows += batches(number, BATCHES_MIN, 10 * (number + 1))
-    rows.append((ms(30_000), Resized(ReplicaId(0), 1.0)))
+    rows.append((ms(30_000), WorkerResized(ReplicaId(0), 1.0)))
     rows += batches(0, BATCHES_MIN - 1, 99, first=40)
     found = batch_durations(sorted(rows, key=lambda row: row[0]))
     assert {key: {cell: list(runs) for cell, runs in cells.items()} for key, cells in found.items()} == {
@@ -40,7 +40,7 @@ def test_on_a_fraction_of_a_core_only_the_batches_of_a_busy_replica_count() -> N
     busy, idle = ms(40), ms(30)
     rows: Rows = []
     for replica, cores in enumerate(CORES):
-        rows.append((0, StartReplica(ReplicaId(replica), ReplicaSpec("m/s", "v", Slot(cores)))))
+        rows.append((0, StartWorker(ReplicaId(replica), ReplicaSpec("m/s", "v", Slot(cores)))))
         for number in range(BATCHES_MIN):
             at_ns = ms(1000 * number)
             first, second = (BatchId(1000 * replica + 2 * number + place) for place in (0, 1))
@@ -60,7 +60,7 @@ def test_batches_on_reserved_cores_count_for_the_whole_node_unless_others_ran_th
     """Two replicas reserve 0.5 and 1 core of a node of 4; a third has its cores to itself."""
     slots = [Slot(0.5, "k", is_capped=False), Slot(1.0, "k", is_capped=False), Slot(2.0, "k")]
     rows: Rows = [
-        (0, StartReplica(ReplicaId(n), ReplicaSpec("m/s", "v", slot, node="k-0"))) for n, slot in enumerate(slots)
+        (0, StartWorker(ReplicaId(n), ReplicaSpec("m/s", "v", slot, node="k-0"))) for n, slot in enumerate(slots)
     ]
     half = BATCHES_MIN // 2
     rows += batches(0, half, 10) + batches(1, half, 10, first=half)  # together enough for a cell

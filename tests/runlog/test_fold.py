@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sloop.actions import CancelTransfer, Decided, End, Evict, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import CancelTransfer, Decided, End, Evict, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.events import (
     WOKE,
@@ -13,12 +13,12 @@ from sloop.events import (
     BatchLost,
     Finished,
     NodeLost,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
@@ -152,7 +152,7 @@ def test_the_history_kept_is_bounded() -> None:
 
 def test_an_application_that_wakes_after_a_month_skips_the_seconds_that_nobody_would_see() -> None:
     state, month_ns = RunState(GRAPH, start_ns=0, kept=Kept(seconds=3)), s(30 * 86_400)
-    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", Slot(2.0))))
+    state.append(0, StartWorker(ReplicaId(0), ReplicaSpec("classify", "v", Slot(2.0))))
     calls = calls_of(lambda: state.append(month_ns + 1, WOKE)).total()
     assert calls < 100
     assert [second.start_s for second in state.seconds] == [30 * 86_400 - 2, 30 * 86_400 - 1, 30 * 86_400]
@@ -187,8 +187,8 @@ def test_records_about_unknown_requests_batches_and_replicas_change_nothing() ->
     strange: Rows = [
         (0, End(RequestId(5), Outcome.SERVED)),
         (0, Finished(BatchId(5), ReplicaId(0), 1)),
-        (0, ReplicaStopped(ReplicaId(7))),
-        (0, StopReplica(ReplicaId(7), "x")),
+        (0, WorkerStopped(ReplicaId(7))),
+        (0, StopWorker(ReplicaId(7), "x")),
         started(0, 1, 7, 1),
     ]
     state = state_at(0, strange)
@@ -226,8 +226,8 @@ def after_cut(edge_counts: Sequence[tuple[int, ...]], **options: object) -> RunS
     """Requests 1, 2, … that were cut at 10 ms, in a batch that began at 4 ms."""
     state = RunState(FANNED, start_ns=0, **{"accuracies": ACCURACIES} | options)  # type: ignore[arg-type]
     for stage, (variant, number) in REPLICAS.items():
-        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, variant, Slot(1.0))))
-    state.append(0, StartReplica(ReplicaId(BAD), ReplicaSpec("read", "bad", Slot(1.0))))
+        state.append(0, StartWorker(ReplicaId(number), ReplicaSpec(stage, variant, Slot(1.0))))
+    state.append(0, StartWorker(ReplicaId(BAD), ReplicaSpec("read", "bad", Slot(1.0))))
     ids = range(1, len(edge_counts) + 1)
     for id in ids:
         state.append(0, Request(RequestId(id), 0, 0, ms(500)))
@@ -335,9 +335,9 @@ def test_more_parts_than_the_graph_allows_wait_nowhere() -> None:
 def test_routes_are_bounded_and_can_be_left_out() -> None:
     steps = [GraphStage("a"), *(GraphStage(f"b{n}", ("a",), (When("a", f"k{n}", (1,)),)) for n in range(8))]
     state = RunState(Graph(steps, slo_ns=ms(500)), start_ns=0)
-    state.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "v", Slot(1.0))))
+    state.append(0, StartWorker(ReplicaId(0), ReplicaSpec("a", "v", Slot(1.0))))
     for n in range(8):
-        state.append(0, StartReplica(ReplicaId(n + 1), ReplicaSpec(f"b{n}", "v", Slot(1.0))))
+        state.append(0, StartWorker(ReplicaId(n + 1), ReplicaSpec(f"b{n}", "v", Slot(1.0))))
     batches = 0
     for id in range(256):
         state.append(0, Request(RequestId(id), 0, 0, ms(500)))
@@ -361,7 +361,7 @@ def chain(*rows: tuple[float, Record]) -> RunState:
     """Request 1 in a batch on replica 0 of stage a at 1 ms; replica 1 is one of a as well, 2 of b, 3 of c."""
     state = RunState(CHAIN, start_ns=0)
     for number, stage in enumerate("aabc"):
-        state.append(0, StartReplica(ReplicaId(number), ReplicaSpec(stage, "v", Slot(1.0))))
+        state.append(0, StartWorker(ReplicaId(number), ReplicaSpec(stage, "v", Slot(1.0))))
     state.append(ms(1), Request(RequestId(1), ms(1), ms(1), ms(501)))
     for at_ms, record in [(1, started(1, 0, 0, 1, stage="a")[1]), *rows]:
         state.append(ms(at_ms), record)
@@ -370,7 +370,7 @@ def chain(*rows: tuple[float, Record]) -> RunState:
 
 def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
     again = started(8, 1, 1, 1, stage="a")[1]
-    lost = (5, ReplicaLost(ReplicaId(0), "killed"))
+    lost = (5, WorkerLost(ReplicaId(0), "killed"))
     late = (9, Finished(BatchId(0), ReplicaId(0), 1))
     state = chain(lost, (8, again), late)
     assert (waits_ms(state)["a"], state.waiting, len(state.batches())) == ([0, 3], 0, 1)
@@ -378,9 +378,9 @@ def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
 
 
 def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone() -> None:
-    given_up = (10_001, StopReplica(ReplicaId(0), "its batch has run for 10.0 s"))
+    given_up = (10_001, StopWorker(ReplicaId(0), "its batch has run for 10.0 s"))
     assert queued(chain(given_up)) == {"a": 1}
-    gone = (10_008, ReplicaStopped(ReplicaId(0)))
+    gone = (10_008, WorkerStopped(ReplicaId(0)))
     assert queued(chain(given_up, gone)) == {"a": 1}
     again = (10_005, started(0, 1, 1, 1, stage="a")[1])
     state = chain(given_up, again, gone)
@@ -487,7 +487,7 @@ def pair_of(number: int, now_ns: int) -> Rows:
     """The starts of two parts: replicas 10 and 11 of pipeline 1, 20 and 21 of pipeline 2."""
     spec = ReplicaSpec("classify", "small", Slot(2.0))
     parts = [Part(PipelineId(number), place, BOUNDS) for place in range(2)]
-    return [(now_ns, StartReplica(ReplicaId(10 * number + each.place), spec, part=each)) for each in parts]
+    return [(now_ns, StartWorker(ReplicaId(10 * number + each.place), spec, part=each)) for each in parts]
 
 
 def lives_of(state: RunState, *ids: int) -> list[Life]:
@@ -499,16 +499,16 @@ def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
     for now_ns, record in pair_of(1, 0):
         state.append(now_ns, record)
     assert {state.replicas[id].group.form for id in (r10, r11)} == {Form(bounds=BOUNDS)}
-    state.append(ms(5), ReplicaReady(r10))
+    state.append(ms(5), WorkerReady(r10))
     assert lives_of(state, 10, 11) == [Life.STARTING] * 2, "the other part has yet to start"
-    state.append(ms(8), ReplicaReady(r11))
+    state.append(ms(8), WorkerReady(r11))
     assert lives_of(state, 10, 11) == [Life.READY] * 2
     assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(8), ms(8)]
-    state.append(ms(9), ReplicaCompleted(r11))
+    state.append(ms(9), WorkerCompleted(r11))
     assert state.replicas[r11].part is None
     assert state.replicas[r10].group.form == state.replicas[r11].group.form == Form(bounds=BOUNDS)
-    state.append(ms(12), ReplicaCompleted(r10))
-    state.append(ms(12), ReplicaCompleted(r10))
+    state.append(ms(12), WorkerCompleted(r10))
+    state.append(ms(12), WorkerCompleted(r10))
     assert {state.replicas[id].group.form for id in (r10, r11)} == {ALONE}
     assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9), ms(12)]
     assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 0, {})
@@ -518,12 +518,12 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
     state, r20, r21 = RunState(GRAPH, start_ns=0), ReplicaId(20), ReplicaId(21)
     rows: Rows = [
         *pair_of(2, 0),
-        (ms(1), ReplicaReady(r20)),
-        (ms(1), ReplicaReady(r21)),
+        (ms(1), WorkerReady(r20)),
+        (ms(1), WorkerReady(r21)),
         arrived(1, 1, 2),
         started(2, 1, 21, 1),
         (ms(5), BatchLost(BatchId(1), r21, "replica 20 is lost")),
-        (ms(5), ReplicaLost(r20, "it died")),
+        (ms(5), WorkerLost(r20, "it died")),
     ]
     for now_ns, record in rows:
         state.append(now_ns, record)
@@ -531,7 +531,7 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
     assert state.replicas[r21].group.form == ALONE
     assert waiting_since(state) == {1: ms(5)}, "its request is in the queue again"
     assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 1, {})
-    state.append(ms(9), ReplicaCompleted(r21))
+    state.append(ms(9), WorkerCompleted(r21))
     assert state.replicas[r21].life is Life.READY
     assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9)], "since its order"
     assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(1), ms(1)], "it was cold once"

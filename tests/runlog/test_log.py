@@ -12,19 +12,17 @@ from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
-    AttachShadow,
     CancelTransfer,
     Decided,
-    DetachShadow,
     End,
     Evict,
     ReleaseNode,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -45,17 +43,14 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.vocabulary import (
     BatchId,
@@ -154,19 +149,16 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         faults=st.lists(st.integers(0, 9), max_size=2).map(tuple),
     ),
     st.builds(BatchFailed, batch=BATCH, replica=REPLICA, error=WORDS),
-    st.builds(ReplicaProgressed, replica=REPLICA, step=WORDS),
-    st.builds(ReplicaReady, replica=REPLICA),
-    st.builds(ReplicaCompleted, replica=REPLICA),
+    st.builds(WorkerProgressed, worker=REPLICA, step=WORDS),
+    st.builds(WorkerReady, worker=REPLICA),
+    st.builds(WorkerCompleted, worker=REPLICA),
     st.builds(BatchLost, batch=BATCH, replica=REPLICA, error=WORDS),
     st.builds(BatchSilent, batch=BATCH, replica=REPLICA, silent_ns=NS),
-    st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
-    st.builds(ReplicaStopped, replica=REPLICA),
-    st.builds(Resized, replica=REPLICA, cores=CORES),
-    st.builds(ShadowReady, replica=REPLICA, number=NS),
+    st.builds(WorkerLost, worker=REPLICA, error=WORDS),
+    st.builds(WorkerStopped, worker=REPLICA),
+    st.builds(WorkerResized, worker=REPLICA, cores=CORES),
     st.builds(Transferred, transfer=TRANSFER, node=WORDS),
     st.builds(TransferFailed, transfer=TRANSFER, node=WORDS, error=WORDS),
-    st.builds(ShadowLost, replica=REPLICA, number=NS, error=WORDS),
-    st.builds(ShadowStopped, replica=REPLICA, number=NS),
     st.builds(NodeReady, node=NODE),
     st.builds(NodeLost, node=WORDS, error=WORDS),
     st.builds(NodeReleased, node=WORDS),
@@ -191,8 +183,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.just(WOKE),
     st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
     st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
-    st.builds(StartReplica, replica=REPLICA, spec=SPEC),
-    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, part=PART),
+    st.builds(StartWorker, worker=REPLICA, spec=SPEC, replica=st.none() | REPLICA),
+    st.builds(StartWorker, worker=REPLICA, spec=SPEC, transfer=TRANSFER, part=PART),
     st.builds(
         Transfer,
         transfer=TRANSFER,
@@ -204,10 +196,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     ),
     st.builds(CancelTransfer, transfer=TRANSFER, node=WORDS),
     st.builds(Evict, node=WORDS, weights=WEIGHTS),
-    st.builds(StopReplica, replica=REPLICA, why=WORDS),
-    st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
-    st.builds(AttachShadow, replica=REPLICA, number=NS, shadow=SHADOW),
-    st.builds(DetachShadow, replica=REPLICA, number=NS, why=WORDS),
+    st.builds(StopWorker, worker=REPLICA, why=WORDS),
+    st.builds(ResizeWorker, worker=REPLICA, cores=CORES),
     st.builds(AcquireNode, node=WORDS),
     st.builds(ReleaseNode, node=WORDS),
     st.builds(RequestPlan, number=NS),
@@ -276,8 +266,8 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 26
-    assert len(runlog.ACTIONS) == 17
+    assert len(runlog.EVENTS) == 23
+    assert len(runlog.ACTIONS) == 15
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:
@@ -305,13 +295,13 @@ def test_memory_log() -> None:
     ("content", "says"),
     [
         (b"", "header is missing or cut off"),
-        (b'{"sloop_log": 3', "header is missing or cut off"),
+        (b'{"sloop_log": 5', "header is missing or cut off"),
         (b"name: demo\n", "not an event log"),
         (b"[1, 2]\n", "not an event log"),
         (b"\xff\xfe\n", "not an event log"),
-        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads versions 3 and 4"),
+        (b'{"sloop_log": 99}\n', "format version 99; this sloop reads versions 5 and 6"),
         (b'{"sloop_log": "x"}\n', "format version 'x'"),
-        (b'{"sloop_log": 3, "origin": "sim"}\n', "header is damaged"),
+        (b'{"sloop_log": 5, "origin": "sim"}\n', "header is damaged"),
     ],
 )
 def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> None:
@@ -323,17 +313,18 @@ def test_files_that_are_no_log(tmp_path: Path, content: bytes, says: str) -> Non
     assert caught.value.help
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 3, 4])
 def test_a_log_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path, version: int) -> None:
     path = tmp_path / "x.jsonl"
-    header = {"sloop_log": version, "origin": "sim", "application": {}, "system": "static"}
+    header = {"sloop_log": version, "origin": "sim", "system": "static", "software": {"sloop": "0.0.9"}}
     path.write_bytes(json.dumps(header).encode() + b'\n[0,{"type":"woke"}]\n')
     with pytest.raises(
-        InputError, match=f"event log of format version {version}; this sloop reads versions 3 and 4"
+        InputError, match=f"event log of format version {version}; this sloop reads versions 5 and 6"
     ) as caught:
         runlog.read_log(path)
     assert "record the run again" in caught.value.help
-    path.write_bytes(b'{"sloop_log":5}\n')
+    assert "or read this log with sloop 0.0.9" in caught.value.help
+    path.write_bytes(b'{"sloop_log":7}\n')
     with pytest.raises(InputError) as caught:
         runlog.read_log(path)
     assert "upgrade sloop" in caught.value.help
@@ -375,3 +366,15 @@ def test_nothing_is_appended_to_a_closed_log(tmp_path: Path) -> None:
     sink.append(0, WOKE)
     with pytest.raises(MachineError, match="is closed"):
         sink.flush()
+
+
+def test_the_release_that_reads_an_older_log_is_named(tmp_path: Path) -> None:
+    assert runlog.older_log(tmp_path / "none") == runlog.older_log(tmp_path) == ""
+    (tmp_path / "events-20250101T000000000Z-000003.jsonl").write_bytes(
+        b'{"sloop_log":4,"software":{"sloop":"0.0.9"}}\n'
+    )
+    assert runlog.older_log(tmp_path) == (
+        "events-20250101T000000000Z-000003.jsonl and what is before it are logs of format 4, which sloop 0.0.9 reads"
+    )
+    (tmp_path / "events-20260101T000000000Z-000001.jsonl").write_bytes(runlog.header_line(HEADER))
+    assert runlog.older_log(tmp_path) == ""

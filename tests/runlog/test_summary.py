@@ -14,13 +14,12 @@ from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
-    AttachShadow,
     Decided,
-    DetachShadow,
     End,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.graph import Graph, GraphStage, When
@@ -30,14 +29,11 @@ from sloop.events import (
     WOKE,
     Deployed,
     Finished,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.profile.blocks import shared_rows
 from sloop.profile.estimate import Estimate
@@ -66,6 +62,7 @@ from sloop.vocabulary import (
     RequestId,
     Shadow,
     Slot,
+    WorkerId,
 )
 from tests.profile.test_blocks import EXAMPLE, PROFILE
 from tests.runlog.story import (
@@ -184,7 +181,7 @@ def test_waits_batches_and_estimates() -> None:
 
 
 def test_batches_beyond_an_estimate_are_compared_with_nothing_and_weigh_in_the_accuracy() -> None:
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec("classify", v, Slot(1.0)))) for n, v in enumerate("vw")]
+    rows: Rows = [(0, StartWorker(ReplicaId(n), ReplicaSpec("classify", v, Slot(1.0)))) for n, v in enumerate("vw")]
     rows += [arrived(n, 0, 0) for n in range(4)]
     rows += [started(0, 0, 0, 0), started(0, 1, 1, 1, 2, 3)]
     rows += [(ms(120), Finished(BatchId(n), ReplicaId(n), 1)) for n in range(2)]
@@ -213,13 +210,13 @@ def test_a_live_run_starts_when_its_log_does() -> None:
 def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
     replica = ReplicaId(0)
     rows: Rows = [
-        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
-        (s(1), ResizeReplica(replica, 3.0)),
-        (s(2), Resized(replica, 3.0)),
-        (s(3), ResizeReplica(replica, 1.0)),
-        (s(4), Resized(replica, 1.0)),
-        (s(5), ReplicaStopped(replica)),
-        (s(6), Resized(replica, 9.0)),
+        (0, StartWorker(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
+        (s(1), ResizeWorker(replica, 3.0)),
+        (s(2), WorkerResized(replica, 3.0)),
+        (s(3), ResizeWorker(replica, 1.0)),
+        (s(4), WorkerResized(replica, 1.0)),
+        (s(5), WorkerStopped(replica)),
+        (s(6), WorkerResized(replica, 9.0)),
     ]
     summary = RunSummary(GRAPH, start_ns=0).fold(rows)
     assert [second.cores for second in summary.seconds()] == [1, 3, 3, 3, 1, 0, 0]
@@ -236,30 +233,30 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
         return [(s(at_s), start), (s(at_s) + ms(100), Finished(start.batch, replica, 1))]
 
     rows: Rows = [
-        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
-        (0, ReplicaReady(replica)),
+        (0, StartWorker(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
+        (0, WorkerReady(replica)),
         *run(0, 0.1),
-        (s(1), AttachShadow(replica, 0, shadow)),
+        (s(1), StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
         *run(1, 1.1),
-        (s(2), ShadowReady(replica, 0)),
+        (s(2), WorkerReady(WorkerId(100))),
         *run(2, 2.1),
         (s(2.5), StartBatch(BatchId(3), replica, "classify", (RequestId(3),))),
-        (s(3), DetachShadow(replica, 0, "why")),
+        (s(3), StopWorker(WorkerId(100), "why")),
         (s(3.1), Finished(BatchId(3), replica, 1)),
-        (s(3.2), ShadowReady(replica, 0)),
-        (s(4), ShadowStopped(replica, 0)),
-        (s(5), AttachShadow(replica, 1, shadow)),
-        (s(5), ShadowLost(replica, 1, "it died")),
-        (s(5), ShadowStopped(replica, 0)),
+        (s(3.2), WorkerReady(WorkerId(100))),
+        (s(4), WorkerStopped(WorkerId(100))),
+        (s(5), StartWorker(WorkerId(101), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
+        (s(5), WorkerLost(WorkerId(101), "it died")),
+        (s(5), WorkerStopped(WorkerId(100))),
         *run(4, 5.1),
-        (s(6), ReplicaStopped(replica)),
+        (s(6), WorkerStopped(replica)),
     ]
     summary = RunSummary(GRAPH, start_ns=0).fold(rows)
     assert [second.cores for second in summary.seconds()] == [1, 3, 3, 3, 1, 1, 0]
     run_state = RunState(GRAPH, start_ns=0)
     for now_ns, record in rows:
         run_state.append(now_ns, record)
-    assert (run_state.shadows, run_state.lost_shadows) == (2, 1)
+    assert (run_state.shadows.count, run_state.shadows.lost) == (2, 1)
     found = {form: group for (_, _, _, form), group in run_state.groups.items()}
     assert {form.shadow for form in found} == {None, shadow}
     assert len(found[ALONE].durations_ns[1]) == 3
@@ -279,10 +276,10 @@ def test_rows_that_shadows_compute_are_those_that_their_profile_gives_them(batch
     assert rows == (expected[batch] if batch <= 4 else 0)
     declared = OnlyGraph(GRAPH, {("classify", "v", ""): Estimate(PROFILE)})
     records: Rows = [
-        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(2.0)))),
-        (0, ReplicaReady(replica)),
-        (0, AttachShadow(replica, 0, shadow)),
-        (0, ShadowReady(replica, 0)),
+        (0, StartWorker(replica, ReplicaSpec("classify", "v", Slot(2.0)))),
+        (0, WorkerReady(replica)),
+        (0, StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
+        (0, WorkerReady(WorkerId(100))),
         (s(1), StartBatch(BatchId(0), replica, "classify", tuple(map(RequestId, range(batch))))),
         (s(2), Finished(BatchId(0), replica, 1)),
     ]
@@ -301,8 +298,8 @@ def test_what_pipelines_did() -> None:
         spec = ReplicaSpec("classify", "v", Slot(1.0))
         parts = [Part(PipelineId(number), place, (0, 1, 3)) for place in range(2)]
         ids = [ReplicaId(2 * number + place) for place in range(2)]
-        starts: Rows = [(s(at_s), StartReplica(id, spec, part=part)) for id, part in zip(ids, parts, strict=True)]
-        return [*starts, *((s(at_s + 1), ReplicaReady(id)) for id in ids)]
+        starts: Rows = [(s(at_s), StartWorker(id, spec, part=part)) for id, part in zip(ids, parts, strict=True)]
+        return [*starts, *((s(at_s + 1), WorkerReady(id)) for id in ids)]
 
     def run(number: int, id: int, at_s: float, size: int) -> Rows:
         requests = tuple(map(RequestId, range(size)))
@@ -313,16 +310,16 @@ def test_what_pipelines_did() -> None:
         *pair(0, 0),
         *run(0, 1, 2, 2),
         *run(1, 0, 3, 3),
-        (s(4), ReplicaCompleted(ReplicaId(0))),
-        (s(6), ReplicaCompleted(ReplicaId(1))),
+        (s(4), WorkerCompleted(ReplicaId(0))),
+        (s(6), WorkerCompleted(ReplicaId(1))),
         *run(2, 0, 6, 4),
         *pair(1, 10),
         (s(11), StartBatch(BatchId(3), ReplicaId(2), "classify", (RequestId(9),))),
-        (s(12), ReplicaLost(ReplicaId(2), "it died")),
-        (s(15), ReplicaCompleted(ReplicaId(3))),
+        (s(12), WorkerLost(ReplicaId(2), "it died")),
+        (s(15), WorkerCompleted(ReplicaId(3))),
         *run(4, 3, 15, 1),
         *pair(2, 20),
-        *((s(22), ReplicaCompleted(ReplicaId(id))) for id in (4, 5)),
+        *((s(22), WorkerCompleted(ReplicaId(id))) for id in (4, 5)),
     ]
     row = RunSummary(GRAPH, start_ns=0).fold(rows).row(system="x", seed=None)
     whole_s = (4 + 6 + 5 + 2 + 2) / 5
@@ -345,7 +342,7 @@ def test_what_pipelines_did() -> None:
 def random_run(seed: int) -> Rows:
     """Requests of one stage through random batches; every end there is."""
     chance = random.Random(seed)
-    rows: Rows = [(0, StartReplica(ReplicaId(0), ReplicaSpec("classify", "v", Slot(1.0))))]
+    rows: Rows = [(0, StartWorker(ReplicaId(0), ReplicaSpec("classify", "v", Slot(1.0))))]
     now_ns, waiting = 0, list[Request]()
     for number in range(chance.randint(1, 60)):
         now_ns += chance.randint(0, ms(400))
@@ -400,7 +397,7 @@ def test_paths_keep_their_deadlines() -> None:
         GraphStage("b", ("a",), (When("a", "k", (1,)),)),
         GraphStage("c", ("a",), (When("a", "k", (2,)),)),
     ]
-    rows: Rows = [(0, StartReplica(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0)))) for n, stage in enumerate("abc")]
+    rows: Rows = [(0, StartWorker(ReplicaId(n), ReplicaSpec(stage, "v", Slot(1.0)))) for n, stage in enumerate("abc")]
     for id, counts in ((1, (1, 0)), (2, (0, 1)), (3, (0, 0))):
         rows += [arrived(id, 0, 0), started(id, id, 0, id, stage="a")]
         rows += [(ms(id), Finished(BatchId(id), ReplicaId(0), 1, (counts,)))]
@@ -474,9 +471,9 @@ def assumed(profile: object, *batches: tuple[int, float]) -> tuple[str, ...]:
     """What a run leaned on that had batches of these sizes, on so many cores, of a variant with this profile."""
     application = load_application({"name": "x", "slo_ms": 9, "stages": [{"name": "a", "profile": profile}]})
     summary = RunSummary([OnlyGraph(application.graph, beliefs_of(application))])
-    summary.append(0, StartReplica(ReplicaId(0), ReplicaSpec("a", "a", Slot(8.0, "local"))))
+    summary.append(0, StartWorker(ReplicaId(0), ReplicaSpec("a", "a", Slot(8.0, "local"))))
     for size, cores in batches:
-        summary.append(0, Resized(ReplicaId(0), cores))
+        summary.append(0, WorkerResized(ReplicaId(0), cores))
         summary.append(0, StartBatch(BatchId(0), ReplicaId(0), "a", tuple(map(RequestId, range(size)))))
     return summary.row(system="x", seed=0).assumed
 
@@ -575,7 +572,7 @@ def test_an_accelerator_is_busy_while_any_batch_runs_on_it() -> None:
     node = KINDS["g3s.xlarge"].node("g")
     on_gpu = ReplicaSpec("classify", "small", Slot(0.5, "g3s.xlarge", "M60", 0.0), "g", "M60")
     rows: Rows = [
-        *((0, StartReplica(ReplicaId(id), on_gpu)) for id in (0, 1)),
+        *((0, StartWorker(ReplicaId(id), on_gpu)) for id in (0, 1)),
         *(arrived(id, 0, 0) for id in (1, 2)),
         *(started(0, id, id - 1, id) for id in (1, 2)),
         *((ms(1500), Finished(BatchId(id), ReplicaId(id - 1), 0)) for id in (1, 2)),
@@ -591,7 +588,7 @@ def test_an_accelerator_is_busy_while_any_batch_runs_on_it() -> None:
     assert busy(rows) == alone, "two at once"
     assert busy([row for row in rows if not isinstance(row[1], Finished)]).busy == 1, "they still run"
     lost: Rows = [row for row in rows if not (isinstance(row[1], Finished) and row[1].replica == 1)]
-    lost.insert(-1, (s(3), ReplicaLost(ReplicaId(1), "it died")))
+    lost.insert(-1, (s(3), WorkerLost(ReplicaId(1), "it died")))
     assert busy(lost).busy == 0.75
     row = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).row(system="x", seed=None)
     assert "the power of g3s.xlarge, from which the energy is estimated" in row.assumed
@@ -601,7 +598,7 @@ def test_cores_without_a_cap_are_all_busy_while_a_batch_runs_on_them() -> None:
     node = Node("n", "box", 4, 1 << 30, power_w=(30, 90))
     spec = ReplicaSpec("classify", "small", Slot(1.0, "box", is_capped=False), "n")
     rows: Rows = [
-        *((0, StartReplica(ReplicaId(id), spec)) for id in (0, 1)),
+        *((0, StartWorker(ReplicaId(id), spec)) for id in (0, 1)),
         *(arrived(id, 0, 0) for id in (1, 2)),
         started(0, 1, 0, 1),
         started(s(1), 2, 1, 2),
@@ -616,7 +613,7 @@ def test_the_power_of_a_users_kind_is_declared_and_not_assumed() -> None:
     node = Node("n", "box", 4, 1 << 30, power_w=(30, 90))
     spec = ReplicaSpec("classify", "small", Slot(2.0, "box"), "n")
     rows: Rows = [
-        (0, StartReplica(ReplicaId(0), spec)),
+        (0, StartWorker(ReplicaId(0), spec)),
         arrived(1, 0, 0),
         started(0, 1, 0, 1),
         (s(1), Finished(BatchId(1), ReplicaId(0), 0)),

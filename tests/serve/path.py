@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
 from sloop.app.load import load_application
-from sloop.events import Event, Finished, ReplicaReady
+from sloop.events import Event, Finished, WorkerReady
 from sloop.runlog import Recorder
 from sloop.serve.blocks import write_block
 from sloop.serve.dataflow import StageWiring, wire
@@ -38,7 +38,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
-from sloop.vocabulary import BatchId, Life, Outcome, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec
 from tests.serve.graphs import graph_of
 from tests.serve.rig import edge_within
 
@@ -131,10 +131,8 @@ class Echo:
 
     def evict(self, order: Evict) -> None: ...
 
-    def start(
-        self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None, part: Part | None = None
-    ) -> None:
-        self._soon(ReplicaReady(replica))
+    def start(self, order: StartWorker) -> None:
+        self._soon(WorkerReady(order.worker))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None: ...
 
@@ -142,10 +140,6 @@ class Echo:
         return {}
 
     def stop(self, replica: ReplicaId) -> None: ...
-
-    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None: ...
-
-    def stop_shadow(self, replica: ReplicaId, number: int) -> None: ...
 
     def resize(self, replica: ReplicaId, cores: float) -> None: ...
 

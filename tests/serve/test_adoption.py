@@ -10,26 +10,26 @@ from typing import Any
 
 import pytest
 
+from sloop.actions import AdoptWorker, StartWorker, StopWorker
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeReady,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.serve import agent as module
 from sloop.serve.agent import (
-    AdoptWorker,
     Agent,
     AgentReport,
     AgentSetup,
     CloseAgent,
     FreeBlock,
     RunBatch,
-    StopWorker,
+    WorkerOrder,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages, agents
@@ -65,8 +65,8 @@ async def returned(here: Fleet, *numbers: int, server: str = "the last one", **o
     return made
 
 
-def kept(number: int, node: str = "one", cores: float = 1, *, is_ready: bool = True) -> KeptReplica:
-    return KeptReplica(number, spec(node, cores), is_ready)
+def kept(number: int, node: str = "one", cores: float = 1, *, is_ready: bool = True) -> KeptWorker:
+    return KeptWorker(number, spec(node, cores), is_ready)
 
 
 def nodes(here: Fleet) -> list[NodeReady]:
@@ -85,15 +85,15 @@ def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> 
             assert nodes(here)[0].kept == (kept(4), kept(5, is_ready=False))
             here.backend.adopt(A, 4, spec("one"))
             here.backend.adopt(B, 5, spec("one"))
-            assert await found.hear(AdoptWorker, 2) == AdoptWorker(5, B)
-            found.send(AgentReport(ReplicaReady(B)))
-            assert await here.ear.hear(ReplicaReady) == ReplicaReady(B)
+            assert await found.hear(AdoptWorker, 2) == AdoptWorker(B, 5, spec("one"), is_ready=True)
+            found.send(AgentReport(WorkerReady(B)))
+            assert await here.ear.hear(WorkerReady) == WorkerReady(B)
             here.backend.run(BatchId(5), A, Run(2, [b"x", b"y"]))
             await found.hear(RunBatch)
             found.send(finished())
             await here.ear.hear(Finished)
             here.backend.stop(A)
-            assert await found.hear(StopWorker) == StopWorker(A)
+            assert await found.hear(StopWorker) == StopWorker(A, "")
 
     play(scene)
 
@@ -139,12 +139,12 @@ def test_a_fetched_model_is_the_same_wherever_it_is_kept() -> None:
         ((kept(4, "two"),), "is not what it was"),
         ((kept(4, cores=3),), "is not what it was"),
         ((kept(4, cores=0),), "is not what it was"),
-        ((KeptReplica(4, spec("one").with_cores(float("nan")), True),), "is not what it was"),
-        ((KeptReplica(4, ReplicaSpec("stage", "other", spec("one").slot, "one"), True),), "is not what it was"),
+        ((KeptWorker(4, spec("one").with_cores(float("nan")), True),), "is not what it was"),
+        ((KeptWorker(4, ReplicaSpec("stage", "other", spec("one").slot, "one"), True),), "is not what it was"),
     ],
 )
 def test_an_agent_cannot_lie_about_what_it_has_kept(
-    said: tuple[KeptReplica, ...], why: str, caplog: pytest.LogCaptureFixture
+    said: tuple[KeptWorker, ...], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
         async with fleet() as here:
@@ -166,8 +166,8 @@ def test_a_node_whose_workers_do_not_stop_does_not_join(monkeypatch: pytest.Monk
     async def scene() -> None:
         async with fleet() as here:
             slow = await returned(here, 4)
-            here.backend.start(B, spec("one"))
-            assert await here.ear.hear(ReplicaLost) == ReplicaLost(B, "node one is not connected")
+            here.backend.start(StartWorker(B, spec("one")))
+            assert await here.ear.hear(WorkerLost) == WorkerLost(B, "node one is not connected")
             await until(lambda: bool(slow.ends))
             assert not nodes(here)
 
@@ -181,11 +181,11 @@ def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
             found.send(WorkersKept((kept(4),)))
             await here.ear.hear(NodeReady)
             here.backend.adopt(A, 5, spec("one"))
-            assert (await here.ear.hear(ReplicaLost)) == ReplicaLost(A, "node one is not connected any more")
+            assert (await here.ear.hear(WorkerLost)) == WorkerLost(A, "node one is not connected any more")
             found.records.close()
             await until(lambda: bool(here.lost()))
             here.backend.adopt(B, 4, spec("one"))
-            await here.ear.hear(ReplicaLost, count=2)
+            await here.ear.hear(WorkerLost, count=2)
 
     play(scene)
 
@@ -199,7 +199,7 @@ def test_a_replica_for_which_nothing_can_be_reserved_is_stopped(monkeypatch: pyt
             found.send(WorkersKept((kept(4),)))
             await here.ear.hear(NodeReady)
             here.backend.adopt(A, 4, spec("one"))
-            assert await found.hear(StopWorker) == StopWorker(A)
+            assert await found.hear(StopWorker) == StopWorker(A, "Ray has given it to another")
 
     play(scene)
 
@@ -367,11 +367,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def started(here: Fleet, *replicas: ReplicaId) -> None:
     for replica in replicas:
-        here.backend.start(replica, spec("one"))
-    await here.ear.hear(ReplicaReady, count=len(replicas))
+        here.backend.start(StartWorker(replica, spec("one")))
+    await here.ear.hear(WorkerReady, count=len(replicas))
 
 
-def offered(here: Fleet) -> Sequence[KeptReplica]:
+def offered(here: Fleet) -> Sequence[KeptWorker]:
     return nodes(here)[0].kept
 
 
@@ -381,7 +381,7 @@ def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: 
         async with servers(tmp_path) as (made, first):
             await started(first, A, B)
             first.backend.resize(B, 2.0)
-            await first.ear.hear(Resized)
+            await first.ear.hear(WorkerResized)
             second = await made.next()
             await second.ear.hear(NodeReady)
             one, other = offered(second)
@@ -389,13 +389,13 @@ def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: 
             second.backend.adopt(ReplicaId(0), one.number, one.spec)
             second.backend.adopt(A, other.number, other.spec)  # the name that the first one had
             second.backend.run(BatchId(1), A, Run(1, [SMALL]))
-            result = await second.ear.hear(Finished, ReplicaLost)
+            result = await second.ear.hear(Finished, WorkerLost)
             assert isinstance(result, Finished)
             assert result.replica == A
-            second.backend.start(B, spec("one"))
-            await second.ear.hear(ReplicaReady)
+            second.backend.start(StartWorker(B, spec("one")))
+            await second.ear.hear(WorkerReady)
             second.backend.stop(A)
-            assert await second.ear.hear(ReplicaStopped) == ReplicaStopped(A)
+            assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
             third = await made.next()
             await third.ear.hear(NodeReady)
             assert len(offered(third)) == 2
@@ -443,7 +443,7 @@ def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_whe
             (only,) = offered(second)
             second.backend.adopt(B, only.number, only.spec)
             if not only.is_ready:  # unless the batch was over before the agent came
-                assert await second.ear.hear(ReplicaReady) == ReplicaReady(B)
+                assert await second.ear.hear(WorkerReady) == WorkerReady(B)
             second.backend.run(BatchId(1), B, Run(1, [SMALL]))
             await second.ear.hear(Finished)
             assert sum(isinstance(event, Finished) for event in second.ear.events) == 1
@@ -471,7 +471,7 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
         (only,) = offered(second)
         assert not only.is_ready
         second.backend.adopt(B, only.number, only.spec)
-        assert await second.ear.hear(ReplicaStopped) == ReplicaStopped(B)
+        assert await second.ear.hear(WorkerStopped) == WorkerStopped(B)
         second.backend.release("one")
         await asyncio.wait_for(serving, 20)
         await second.backend.close()
@@ -612,7 +612,7 @@ def test_a_block_is_freed_once() -> None:
         with pytest.raises(ProtocolError, match="is free already"):
             session.on_record(FreeBlock(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):
-            session.on_record(AdoptWorker(3, A))
+            session.on_record(WorkerOrder(AdoptWorker(A, 3, spec("one"), is_ready=True)))
         await session.close()
 
     play(scene)

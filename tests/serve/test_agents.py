@@ -17,22 +17,22 @@ import pytest
 import uvloop
 
 from sloop import __version__
+from sloop.actions import AdoptWorker, ResizeWorker, StartWorker, StopWorker
 from sloop.events import (
     BatchFailed,
     Finished,
     NodeLost,
     NodeReady,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.serve import agent as module
 from sloop.serve import network
 from sloop.serve.agent import (
-    AdoptWorker,
     Agent,
     AgentHello,
     AgentReport,
@@ -46,13 +46,11 @@ from sloop.serve.agent import (
     FromAgent,
     LearnStages,
     PartUnreached,
-    ResizeWorker,
     RunBatch,
     SparesReport,
-    StartWorker,
-    StopWorker,
     ToAgent,
     WeightsReport,
+    WorkerOrder,
     WorkersKept,
 )
 from sloop.serve.backends import agents, local
@@ -97,10 +95,17 @@ class FakeAgent:
 
     def __init__(self, link: NetworkLink) -> None:
         self.came: list[Any] = []
+        self.peers: list[list[Endpoint]] = []
+        """Of each order to start a worker."""
         self.ends: list[str] = []
         self.link = link
-        self.records = RecordLink(asyncio.get_running_loop(), link, ToAgent, self.came.append, self.ends.append)
+        self.records = RecordLink(asyncio.get_running_loop(), link, ToAgent, self._on_record, self.ends.append)
         link.keep_alive()
+
+    def _on_record(self, record: ToAgent) -> None:
+        self.came.append(record.order if isinstance(record, WorkerOrder) else record)
+        if isinstance(record, WorkerOrder) and isinstance(record.order, StartWorker):
+            self.peers.append(record.peers)
 
     @property
     def holder(self) -> int:
@@ -147,9 +152,9 @@ class Fleet:
         """An agent with a replica that runs a batch of two visits."""
         made = await self.join(name)
         await made.hear(AgentSetup)
-        self.backend.start(replica, spec(name))
+        self.backend.start(StartWorker(replica, spec(name)))
         await made.hear(StartWorker)
-        made.send(AgentReport(ReplicaReady(replica)))
+        made.send(AgentReport(WorkerReady(replica)))
         self.backend.run(batch, replica, Run(2, [b"x", b"y"]))
         await made.hear(RunBatch)
         return made
@@ -217,8 +222,9 @@ def test_agents_that_are_told_to_fetch_a_model_form_a_chain() -> None:
                 await agent.hear(AgentSetup)
 
             async def peers(agent: FakeAgent, number: int, of: ReplicaSpec, count: int) -> list[Endpoint]:
-                here.backend.start(ReplicaId(number), of)
-                return list((await agent.hear(StartWorker, count)).peers)
+                here.backend.start(StartWorker(ReplicaId(number), of))
+                await agent.hear(StartWorker, count)
+                return agent.peers[count - 1]
 
             assert await peers(first, 1, spec("one"), 1) == []
             assert await peers(second, 2, spec("two"), 1) == [(HOST, 11)]
@@ -275,7 +281,7 @@ def test_an_agent_that_cannot_serve_is_sent_away(
             close = await found.hear(CloseAgent)
             assert told in close.why
             assert len(close.why) < 1000
-            found.send(AgentReport(ReplicaReady(A)))  # it does not go
+            found.send(AgentReport(WorkerReady(A)))  # it does not go
             await until(lambda: bool(found.ends))
             assert not here.ear.events
 
@@ -313,7 +319,7 @@ def test_two_agents_of_one_name() -> None:
             await again.hear(AgentSetup)
             await until(lambda: bool(first.ends))
             assert here.lost() == [("one", "its agent has connected again")]
-            await here.ear.hear(ReplicaLost)
+            await here.ear.hear(WorkerLost)
             assert again.holder != first.holder
             await here.ear.hear(NodeReady, count=2)
 
@@ -360,18 +366,18 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "a block of no size": lambda own, _: [finished([block(own, 0, 0), b"y"])],
     "a huge block": lambda own, _: [finished([block(own, 0, 1 << 60), b"y"])],
     "raised by a batch that does not run": lambda own, _: [BatchRaised(BatchId(6), A, b"")],
-    "ready elsewhere": lambda own, _: [AgentReport(ReplicaReady(B))],
-    "lost elsewhere": lambda own, _: [AgentReport(ReplicaLost(B, "it says"))],
-    "an unknown step": lambda own, _: [AgentReport(ReplicaProgressed(A, "x" * 1000))],
-    "no cores": lambda own, _: [AgentReport(Resized(A, 0))],
-    "no number of cores": lambda own, _: [AgentReport(Resized(A, math.nan))],
-    "cores of others": lambda own, _: [AgentReport(Resized(A, 1000))],
+    "ready elsewhere": lambda own, _: [AgentReport(WorkerReady(B))],
+    "lost elsewhere": lambda own, _: [AgentReport(WorkerLost(B, "it says"))],
+    "an unknown step": lambda own, _: [AgentReport(WorkerProgressed(A, "x" * 1000))],
+    "no cores": lambda own, _: [AgentReport(WorkerResized(A, 0))],
+    "no number of cores": lambda own, _: [AgentReport(WorkerResized(A, math.nan))],
+    "cores of others": lambda own, _: [AgentReport(WorkerResized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
     "weights that nobody has ordered": lambda own, _: [WeightsReport(TransferId(0))],
     "passed on by no part": lambda own, _: [BatchPassed(BATCH, A, PassedBatch(2, [0, 1], [1, 1], [[0, 1]], [b"x"]))],
     "no part to reach": lambda own, _: [PartUnreached(BATCH, A, "no route")],
-    "completed though no part": lambda own, _: [AgentReport(ReplicaCompleted(A))],
+    "completed though no part": lambda own, _: [AgentReport(WorkerCompleted(A))],
 }
 
 
@@ -384,7 +390,7 @@ def test_a_lie_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int],
             await until(lambda: bool(liar.ends))
             (lost,) = here.lost()
             assert lost[0] == "one"
-            assert [each.replica for each in here.ear.events if isinstance(each, ReplicaLost)] == [A]
+            assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
             other.send(finished([block(other.holder), b"y"], replica=B, batch=BatchId(6)))
             await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
             assert not other.ends
@@ -396,15 +402,15 @@ def test_reports_that_cross_an_order_are_no_lies() -> None:
     async def scene() -> None:
         async with fleet() as here:
             found = await here.busy()
-            found.send(AgentReport(ReplicaLost(A, "e" * 1_000_000)))
-            lost = await here.ear.hear(ReplicaLost)
-            assert isinstance(lost, ReplicaLost)
+            found.send(AgentReport(WorkerLost(A, "e" * 1_000_000)))
+            lost = await here.ear.hear(WorkerLost)
+            assert isinstance(lost, WorkerLost)
             assert len(lost.error) <= agents.TEXT_CHARS_MAX
-            found.send(AgentReport(ReplicaStopped(A)), AgentReport(ReplicaReady(A)), AgentReport(ReplicaReady(B)))
-            here.backend.start(B, spec("one"))
+            found.send(AgentReport(WorkerStopped(A)), AgentReport(WorkerReady(A)), AgentReport(WorkerReady(B)))
+            here.backend.start(StartWorker(B, spec("one")))
             await found.hear(StartWorker, 2)
-            found.send(AgentReport(ReplicaReady(B)))
-            await here.ear.hear(ReplicaReady, count=2)
+            found.send(AgentReport(WorkerReady(B)))
+            await here.ear.hear(WorkerReady, count=2)
             assert not found.ends
 
     play(scene)
@@ -444,7 +450,7 @@ def test_a_node_whose_clock_is_wrong() -> None:
 
 def test_frames_and_records_of_chance_end_their_link_only() -> None:
     chance = random.Random(7)
-    good = msgspec.msgpack.encode([finished(), AgentReport(ReplicaReady(A)), hello()])
+    good = msgspec.msgpack.encode([finished(), AgentReport(WorkerReady(A)), hello()])
     payloads = [chance.randbytes(chance.randrange(200)) for _ in range(40)]
     for _ in range(80):
         changed = bytearray(good)
@@ -489,7 +495,7 @@ def test_an_agent_that_reads_nothing_loses_its_node(monkeypatch: pytest.MonkeyPa
             payload = msgspec.msgpack.encode([hello()])
             await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, len(payload)) + payload)
             await here.ear.hear(NodeReady)
-            here.backend.start(A, spec("one"))
+            here.backend.start(StartWorker(A, spec("one")))
             for number in range(200):
                 here.backend.run(BatchId(number), A, Run(1, [bytes(1 << 20)]))
                 await asyncio.sleep(0)
@@ -533,8 +539,8 @@ def test_blocks_travel_to_an_agent_and_back(
             serving = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN, tls=other).serve())
             for time in (1, 2):
                 await here.ear.hear(NodeReady, count=time)
-                here.backend.start(ReplicaId(time), spec("one"))
-                await here.ear.hear(ReplicaReady, count=time)
+                here.backend.start(StartWorker(ReplicaId(time), spec("one")))
+                await here.ear.hear(WorkerReady, count=time)
                 content = os.urandom(size)
                 given = write_block([Tensor("UINT8", (1, size), content)], arena)
                 assert isinstance(given, Address)
@@ -556,7 +562,7 @@ def test_blocks_travel_to_an_agent_and_back(
                 # The connection breaks: the agent stops its worker, frees its memory and comes back.
                 here.backend._agents["one"].records.close()
                 here.backend._on_end(here.backend._agents["one"], "a test broke it")
-                await here.ear.hear(ReplicaLost, count=time)
+                await here.ear.hear(WorkerLost, count=time)
             await here.ear.hear(NodeReady, count=3)
             here.backend.release("one")
             await asyncio.wait_for(serving, 10)
@@ -634,10 +640,10 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
         sent: list[FromAgent] = []
         session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), module.usual_cache)
         session.on_record(Endpoints({9: (HOST, 1)}))
-        session.on_record(StopWorker(A))
+        session.on_record(WorkerOrder(StopWorker(A, "")))
         session.on_record(RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
         await asyncio.sleep(0.05)
-        assert sent == [AgentReport(ReplicaStopped(A))], "no batch of it can be lost any more"
+        assert sent == [AgentReport(WorkerStopped(A))], "no batch of it can be lost any more"
         await session.close()
 
     play(scene)
@@ -645,7 +651,7 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
 
 def test_a_worker_that_ends_while_it_is_offered_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that starts before its adoption, under the same number, is another one."""
-    monkeypatch.setattr(local.LocalBackend, "start", lambda self, replica, *_: self._report(ReplicaReady(replica)))
+    monkeypatch.setattr(local.LocalBackend, "start", lambda self, order: self._report(WorkerReady(order.worker)))
 
     async def scene() -> None:
         sent: list[FromAgent] = []
@@ -653,17 +659,17 @@ def test_a_worker_that_ends_while_it_is_offered_keeps_its_number(monkeypatch: py
         session = module.AgentSession(AgentSetup(4, {}), sent.append, blocks, (HOST, 1), module.usual_cache)
         teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
         session.on_record(teach)
-        session.on_record(StartWorker(A, spec("one")))
+        session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
         session.detach()
         session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
         assert [each.number for each in kept] == [A]
-        session.on_event(ReplicaLost(A, "it died"))
-        session.on_record(StartWorker(A, spec("one")))
-        assert sent[-1] == AgentReport(ReplicaReady(A))
-        session.on_record(AdoptWorker(A, B))
-        assert sent[-1] == AgentReport(ReplicaLost(B, "it died"))
-        session.on_record(ResizeWorker(B, 2))
+        session.on_event(WorkerLost(A, "it died"))
+        session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
+        assert sent[-1] == AgentReport(WorkerReady(A))
+        session.on_record(WorkerOrder(AdoptWorker(B, A, spec("one"), is_ready=True)))
+        assert sent[-1] == AgentReport(WorkerLost(B, "it died"))
+        session.on_record(WorkerOrder(ResizeWorker(B, 2)))
         assert len(session._workers) == 1
         assert session._replicas.keys() == {A}
         await session.close()

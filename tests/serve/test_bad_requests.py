@@ -11,7 +11,7 @@ import uvloop
 
 from sloop.actions import Decided, End, StartBatch
 from sloop.app.load import load_application
-from sloop.events import BatchSilent, ReplicaLost, ReplicaReady
+from sloop.events import BatchSilent, WorkerLost, WorkerReady
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
@@ -123,7 +123,7 @@ def test_a_bad_request_fails_alone_and_the_worker_goes_on(
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             [pid] = live.pids()
             ask(live, *["fine"] * 11, word, *["fine"] * 8)
             await live.all_answered()
@@ -148,7 +148,7 @@ def refused_among_others(model: Servable, word: str) -> RequestResult:
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             [pid] = live.pids()
             ask(live, *["fine"] * 11, word, *["fine"] * 8)
             await live.all_answered()
@@ -178,7 +178,7 @@ def test_a_traceback_is_in_the_log_once_and_every_failed_request_on_a_line(
 ) -> None:
     async def main() -> None:
         async with serving(setup_of(), model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             ask(live, *["fine", "bad"] * 4)
             await live.all_answered()
             assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 4}
@@ -195,14 +195,14 @@ def test_a_request_that_kills_workers_is_found_out_and_the_others_are_served(mod
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             ask(live, "fine", "fine", "die", "fine", "die", "fine")
             await live.all_answered()
             assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 2}
             for failed in (ended for ended in results(live) if ended.outcome is Outcome.FAILED):
                 assert "2 replicas were lost while they ran it, the last one with nothing else" in failed.why
                 assert "its process exited with 7" in failed.why
-            assert sum(isinstance(record, ReplicaLost) for _, record in live.log) == 3
+            assert sum(isinstance(record, WorkerLost) for _, record in live.log) == 3
             notes = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
             assert all(note.endswith("a replacement starts at once") for note in notes), "nobody waits for a back-off"
             check_replay(live, setup)
@@ -215,7 +215,7 @@ def test_a_request_in_a_hanging_worker_ends_at_its_deadline_and_those_behind_it_
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady, 2)
+            await live.until(WorkerReady, 2)
             ask(live, "hang")
             await asyncio.sleep(0.05)
             ask(live, *["fine"] * 20)
@@ -237,7 +237,7 @@ def test_a_worker_that_stops_later_is_replaced_long_before_the_default_of_the_re
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             for _ in range(2):
                 ask(live, "fine")
                 await live.all_answered()
@@ -259,7 +259,7 @@ def test_a_stopped_worker_is_replaced_after_the_response_timeout_and_its_request
 
     async def main() -> None:
         async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             os.kill(live.pids()[0], signal.SIGSTOP)
             ask(live, "fine", "fine")
             await live.all_answered()

@@ -6,23 +6,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
-    AttachShadow,
     CancelTransfer,
     Decided,
     End,
     Evict,
     ReleaseNode,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -40,12 +40,11 @@ from sloop.events import (
     NodeLost,
     NodeReleased,
     Planned,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ShadowLost,
     TransferFailed,
     Woke,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.blocks import Block
@@ -71,7 +70,6 @@ from sloop.vocabulary import (
     BatchId,
     ModelWeights,
     Outcome,
-    Part,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -79,6 +77,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     TransferId,
+    WorkerId,
 )
 from tests.serve.graphs import graph_of
 
@@ -87,6 +86,7 @@ MODEL = Signature((PORT,), (Port("y", "UINT8", (-1, -1)),))
 ONE = wire(graph_of({"a": ()}), {("a", "v"): MODEL})
 TWO = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): MODEL})
 R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", Slot(1.0), "here")
+PAIR = structs.replace(SPEC, shadow=Shadow(1.0, (0,)))
 
 
 async def turn() -> None:
@@ -135,12 +135,10 @@ class Notes:
     def evict(self, order: Evict) -> None:
         self.orders.append(("evict", order))
 
-    def start(
-        self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None, part: Part | None = None
-    ) -> None:
-        self.orders.append(("start", replica, spec) if transfer is None else ("start", replica, spec, transfer))
+    def start(self, order: StartWorker) -> None:
+        self.orders.append(("start", order))
         assert self.listener is not None
-        self.listener.on_event(ReplicaProgressed(replica, "spawning"))
+        self.listener.on_event(WorkerProgressed(order.worker, "spawning"))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
         self.orders.append(("adopt", replica, number))
@@ -150,12 +148,6 @@ class Notes:
 
     def stop(self, replica: ReplicaId) -> None:
         self.orders.append(("stop", replica))
-
-    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
-        self.orders.append(("start_shadow", replica, number, shadow))
-
-    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
-        self.orders.append(("stop_shadow", replica, number))
 
     def resize(self, replica: ReplicaId, cores: float) -> None:
         self.orders.append(("resize", replica, cores))
@@ -325,13 +317,13 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
 
 def test_events_from_within_an_order_wait_their_turn() -> None:
     def answer(event: Event) -> list[Action]:
-        return [StartReplica(R, SPEC), ResizeReplica(R, 2), StopReplica(R, "done")] if isinstance(event, Woke) else []
+        return [StartWorker(R, SPEC), ResizeWorker(R, 2), StopWorker(R, "done")] if isinstance(event, Woke) else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         driver.start()
         await turn()
         assert [order[0] for order in backend.orders] == ["start", "resize", "stop"]
-        assert core.events == [WOKE, ReplicaProgressed(R, "spawning")]
+        assert core.events == [WOKE, WorkerProgressed(R, "spawning")]
 
     play(scene, answer)
 
@@ -395,13 +387,13 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
 
         core._answer = answer
         core.wake_ns = s(100)
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await turn()
         core.wake_ns = driver.now_ns + ms(30)
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await turn()
         core.wake_ns += ms(10)  # a later wish: the timer that is set fires too early, and asks
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await asyncio.wait_for(woken.wait(), 5)
         assert len(core.events) == 4
 
@@ -504,14 +496,14 @@ def test_requests_whose_deadline_passes_before_the_core_begins_are_rejected_then
 
 def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     def answer(event: Event) -> list[Action]:
-        assert not isinstance(event, ReplicaLost), "a bug"
+        assert not isinstance(event, WorkerLost), "a bug"
         return []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         edge = Waiting()
         for _ in range(2):
             submit(driver, edge, b"")
-        driver.on_event(ReplicaLost(R, "gone"))
+        driver.on_event(WorkerLost(R, "gone"))
         await turn()
         submit(driver, edge, b"")
         assert [end.outcome for end in edge.ended] == [Outcome.FAILED] * 3
@@ -538,11 +530,11 @@ class Buggy(Notes):
 @pytest.mark.parametrize(
     ("orders", "action", "reports", "stops"),
     [
-        (("run",), StartBatch(BatchId(1), R, "a", (RequestId(1),)), [ReplicaLost], [("stop", R)]),
-        (("start",), StartReplica(R, SPEC), [ReplicaLost], [("stop", R)]),
-        (("resize", "stop"), ResizeReplica(R, 1.0), [ReplicaLost], []),
-        (("stop",), StopReplica(R, "why"), [ReplicaLost], []),
-        (("start_shadow",), AttachShadow(R, 3, Shadow(1.0, (0,))), [ShadowLost], [("stop_shadow", R, 3)]),
+        (("run",), StartBatch(BatchId(1), R, "a", (RequestId(1),)), [WorkerLost], [("stop", R)]),
+        (("start",), StartWorker(R, SPEC), [WorkerLost], [("stop", R)]),
+        (("resize", "stop"), ResizeWorker(R, 1.0), [WorkerLost], []),
+        (("stop",), StopWorker(R, "why"), [WorkerLost], []),
+        (("start",), StartWorker(WorkerId(3), PAIR, R), [WorkerLost], [("stop", WorkerId(3))]),
         (("transfer",), Transfer(TransferId(1), ModelWeights("m", 1), "", ("n", "o")), [TransferFailed] * 2, []),
         (("acquire",), AcquireNode("n"), [NodeLost], []),
         (("release",), ReleaseNode("n"), [NodeReleased], []),
@@ -624,10 +616,10 @@ def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCapture
             await turn()
         caplog.clear()
         told.gap, told.error = None, ""
-        driver.on_event(ReplicaProgressed(R, "loading"))
+        driver.on_event(WorkerProgressed(R, "loading"))
         await turn()
         assert not caplog.records
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await turn()
         assert [record.getMessage() for record in caplog.records] == [
             "stage 'a' has a ready replica again, after 4 losses",
@@ -649,7 +641,7 @@ def test_a_stage_without_room_is_written_with_the_reason_and_its_end(caplog: pyt
         assert [record.getMessage() for record in caplog.records] == [f"no replica of stage 'a' can start: {short.why}"]
         caplog.clear()
         told.gap = None
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await turn()
         driver.on_event(WOKE)
         await turn()
@@ -672,7 +664,7 @@ def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: py
         await turn()
         assert len(caplog.records) == 2
         told.gap, told.error = None, ""
-        driver.on_event(ReplicaReady(R))
+        driver.on_event(WorkerReady(R))
         await turn()
         assert len(caplog.records) == 2
 
@@ -863,7 +855,7 @@ def test_what_a_batch_reads_is_free_when_it_is_over_though_its_request_has_ended
         if is_late:
             driver.on_finished(Finished(BatchId(1), R, 7), [address(2)], {})
         else:
-            driver.on_event(ReplicaLost(R, "gone"))
+            driver.on_event(WorkerLost(R, "gone"))
         await turn()
         assert freed == ([address(2), address(1)] if is_late else [address(1)])
 
@@ -1098,15 +1090,16 @@ def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
 def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
     weights = ModelWeights("a", 100)
     sent = Transfer(TransferId(3), weights, STORE, ("here",))
+    start = StartWorker(R, SPEC, transfer=TransferId(3))
     evicted, given_up = Evict("here", weights), CancelTransfer(TransferId(3), "here")
 
     def answer(event: Event) -> list[Action]:
-        return [evicted, sent, StartReplica(R, SPEC, TransferId(3)), given_up] if event is WOKE else []
+        return [evicted, sent, start, given_up] if event is WOKE else []
 
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         driver.start()
         await turn()
-        assert backend.orders == [("evict", evicted), ("transfer", sent), ("start", R, SPEC, 3), ("cancel", given_up)]
+        assert backend.orders == [("evict", evicted), ("transfer", sent), ("start", start), ("cancel", given_up)]
 
     play(scene, answer)
 

@@ -19,7 +19,7 @@ import uvloop
 from msgspec import structs
 from onnx import numpy_helper
 
-from sloop.actions import Evict, Transfer
+from sloop.actions import Evict, StartWorker, Transfer
 from sloop.events import (
     BatchFailed,
     BatchLost,
@@ -27,15 +27,12 @@ from sloop.events import (
     Finished,
     NodeLost,
     NodeReady,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.serve import agent as module
 from sloop.serve.agent import (
@@ -46,7 +43,6 @@ from sloop.serve.agent import (
     CompleteWorker,
     FromAgent,
     RunBatch,
-    StartWorker,
 )
 from sloop.serve.backends import agents
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, sources_of
@@ -73,6 +69,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     TransferId,
+    WorkerId,
 )
 from tests.hosts import is_running
 from tests.serve.rig import run_of, wirings_of
@@ -152,7 +149,7 @@ class Rig:
 
     @property
     def lost(self) -> list[Event]:
-        return self.said(ReplicaLost, BatchLost, BatchFailed, TransferFailed)
+        return self.said(WorkerLost, BatchLost, BatchFailed, TransferFailed)
 
     async def join(self, *names: str) -> None:
         for name in names:
@@ -178,12 +175,14 @@ class Rig:
         for place, (replica, node) in enumerate(members.items()):
             part = Part(PipelineId(pipeline), place, bounds)
             transfer = self.send(part.layers, node)
-            self.backend.start(replica, ReplicaSpec("stage", "skips", Slot(0.5), node), transfer, part)
+            self.backend.start(
+                StartWorker(replica, ReplicaSpec("stage", "skips", Slot(0.5), node), transfer=transfer, part=part)
+            )
 
     async def started(self, bounds: tuple[int, ...], members: dict[ReplicaId, str]) -> None:
         await self.join(*dict.fromkeys(members.values()))
         self.start(bounds, members)
-        await until(lambda: len(self.said(ReplicaReady)) == len(members) or bool(self.lost))
+        await until(lambda: len(self.said(WorkerReady)) == len(members) or bool(self.lost))
         assert self.lost == []
 
     def complete(self, *replicas: ReplicaId) -> None:
@@ -195,7 +194,7 @@ class Rig:
 
     async def completed(self, *replicas: ReplicaId) -> None:
         self.complete(*replicas)
-        await until(lambda: {event.replica for event in self.said(ReplicaCompleted)} >= set(replicas))
+        await until(lambda: {event.worker for event in self.said(WorkerCompleted)} >= set(replicas))
 
     def run(self, batch: int, replica: ReplicaId, rows: int) -> None:
         tensors = [[Tensor("FP32", (1, len(row)), row.tobytes())] for row in inputs(rows, batch)]
@@ -323,7 +322,7 @@ def test_a_life_of_a_pipeline_on_several_nodes(
         await rig.check_nothing_left()
         for member in members:
             rig.backend.stop(member)
-        await rig.ear.hear(ReplicaStopped, count=len(members))
+        await rig.ear.hear(WorkerStopped, count=len(members))
         assert rig.lost == []
 
     play(scene)
@@ -347,8 +346,8 @@ def test_parts_complete_from_each_other_and_then_start_whole_replicas(
         assert len(set(asked)) == 4
         asked.clear()
         await rig.completed(A, B)
-        rig.backend.start(C, ReplicaSpec("stage", "skips", Slot(0.5), TWO))
-        await rig.ear.hear(ReplicaReady, count=3)
+        rig.backend.start(StartWorker(C, ReplicaSpec("stage", "skips", Slot(0.5), TWO)))
+        await rig.ear.hear(WorkerReady, count=3)
         assert asked == [], "all came from the other part, or were there"
         rig.run(1, C, 16)
         await rig.finished(1)
@@ -455,7 +454,7 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], 
         rig.run(3, B, 16)
         await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
         os.kill(rig.pid(B), signal.SIGKILL)
-        assert await rig.ear.hear(ReplicaLost) == ReplicaLost(B, "its process was killed by SIGKILL")
+        assert await rig.ear.hear(WorkerLost) == WorkerLost(B, "its process was killed by SIGKILL")
         assert rig.said(BatchLost) == [BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")]
         os.kill(stopped, signal.SIGCONT)
         await rig.finished(1)
@@ -492,14 +491,14 @@ def test_an_agent_that_dies_takes_what_only_its_node_has(play: Callable[[Scene],
             gate.set()
         finally:
             BlockClient.fetch = fetch  # type: ignore[method-assign]
-        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        assert [event.worker for event in rig.said(WorkerLost)] == [A]
         assert rig.said(BatchLost) == [BatchLost(BatchId(1), B, "replica 1, another part of its pipeline, is lost")]
         await rig.completed(B)
         rig.run(2, B, 16)
         await rig.finished(1)
         check(model, 2, 16, await rig.ear.answer(rig, 2))
         await asyncio.sleep(0)
-        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        assert [event.worker for event in rig.said(WorkerLost)] == [A]
         await rig.check_nothing_left()
 
     play(scene)
@@ -519,8 +518,8 @@ def test_a_part_whose_node_cannot_reach_the_one_before_ends(
         with monkeypatch.context() as patch:
             patch.setattr(BlockClient, "fetch", cut)
             rig.run(1, A, 16)
-            gone = await rig.ear.hear(ReplicaLost)
-        assert gone == ReplicaLost(B, "the node of the part before it cannot be reached: no route to host")
+            gone = await rig.ear.hear(WorkerLost)
+        assert gone == WorkerLost(B, "the node of the part before it cannot be reached: no route to host")
         assert rig.said(BatchLost) == [BatchLost(BatchId(1), A, "replica 2, another part of its pipeline, is lost")]
         await rig.completed(A)
         rig.run(2, A, 16)
@@ -556,11 +555,11 @@ def test_a_batch_waits_for_no_lost_one_whose_tensors_do_not_come(
             rig.run(2, B, 16)
             await until(lambda: pipeline.computes(2, 1) and len(pipeline._waiting[2]) == 1)
             os.kill(rig.pid(A), signal.SIGKILL)
-            await rig.ear.hear(ReplicaLost)
+            await rig.ear.hear(WorkerLost)
             gate.set()
             await rig.finished(1)
         check(model, 2, 16, await rig.ear.answer(rig, 2))
-        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        assert [event.worker for event in rig.said(WorkerLost)] == [A]
         await rig.check_nothing_left()
 
     play(scene)
@@ -574,7 +573,7 @@ def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Sce
         pid = rig.pid(B)
         os.kill(pid, signal.SIGSTOP)
         rig.complete(A, B)
-        await rig.ear.hear(ReplicaCompleted)
+        await rig.ear.hear(WorkerCompleted)
         [hanging] = rig.local(TWO)._replicas.values()
         await until(lambda: hanging.completes)
         began = hanging.timer
@@ -583,8 +582,8 @@ def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Sce
         await until(lambda: rig.pipeline(A).computes(1, 1) and hanging.timer is not began)
         rig.local(TWO)._start_s_max = 0.1
         rig.local(TWO)._watch_completion(hanging)
-        gone = await rig.ear.hear(ReplicaLost)
-        assert gone == ReplicaLost(B, "it did not load the other layers within 0.1 s")
+        gone = await rig.ear.hear(WorkerLost)
+        assert gone == WorkerLost(B, "it did not load the other layers within 0.1 s")
         assert rig.said(BatchLost) == [BatchLost(BatchId(1), A, "replica 2, another part of its pipeline, is lost")]
         rig.run(2, A, 16)
         await rig.finished(1)
@@ -615,7 +614,7 @@ def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
         rig.run(1, A, 16)
         await until(lambda: rig.pipeline(A).computes(1, 1))
         os.kill(rig.pid(A), signal.SIGKILL)
-        await rig.ear.hear(ReplicaLost)
+        await rig.ear.hear(WorkerLost)
         rig.run(2, B, 16)
         os.kill(pid, signal.SIGCONT)
         await rig.finished(1)
@@ -643,19 +642,19 @@ def test_layers_that_do_not_come_end_their_part_and_leave_nothing(play: Callable
         await rig.join(ONE, TWO)
         content = without_last_block(rig)
         rig.start((0, 2, 4), {A: ONE, B: TWO})
-        gone = await rig.ear.hear(ReplicaLost)
-        assert isinstance(gone, ReplicaLost)
-        assert gone.replica == B
+        gone = await rig.ear.hear(WorkerLost)
+        assert isinstance(gone, WorkerLost)
+        assert gone.worker == B
         assert "its weights do not come" in gone.error
         await rig.ear.hear(TransferFailed)
-        await rig.ear.hear(ReplicaReady)
+        await rig.ear.hear(WorkerReady)
         rig.complete(A)
-        await rig.ear.hear(ReplicaLost, count=2)
+        await rig.ear.hear(WorkerLost, count=2)
         last_block(rig).write_bytes(content[:-1] + b"?")
         rig.start((0, 2, 4), {C: TWO}, pipeline=1)
-        await rig.ear.hear(ReplicaReady, count=2)
+        await rig.ear.hear(WorkerReady, count=2)
         rig.complete(C)
-        await rig.ear.hear(ReplicaLost, count=3)
+        await rig.ear.hear(WorkerLost, count=3)
         assert 3 not in rig.blocks(TWO), "it is not what was cut"
         assert not rig.backend._replicas
         assert not rig.local(ONE)._replicas
@@ -669,7 +668,7 @@ def test_stopping_before_all_parts_are_there_stops_all(play: Callable[[Scene], N
         rig.start((0, 2, 4), {A: ONE, B: TWO})
         rig.backend.stop(A)
         rig.backend.stop(B)
-        await rig.ear.hear(ReplicaStopped, count=2)
+        await rig.ear.hear(WorkerStopped, count=2)
         assert rig.lost == []
 
     play(scene)
@@ -680,11 +679,15 @@ def test_parts_that_are_not_the_whole_model_are_refused(play: Callable[[Scene], 
     async def scene(rig: Rig) -> None:
         await rig.join(ONE)
         rig.start(bounds, {A: ONE})
-        gone = await rig.ear.hear(ReplicaLost)
-        assert isinstance(gone, ReplicaLost)
+        gone = await rig.ear.hear(WorkerLost)
+        assert isinstance(gone, WorkerLost)
         assert "must have all 4 blocks" in gone.error
-        rig.backend.start(B, ReplicaSpec("stage", "skips", Slot(0.5), TWO), None, Part(PipelineId(7), 0, (0, 2, 4)))
-        assert await rig.ear.hear(ReplicaLost, count=2) == ReplicaLost(B, "node two is not connected")
+        rig.backend.start(
+            StartWorker(
+                B, ReplicaSpec("stage", "skips", Slot(0.5), TWO), transfer=None, part=Part(PipelineId(7), 0, (0, 2, 4))
+            )
+        )
+        assert await rig.ear.hear(WorkerLost, count=2) == WorkerLost(B, "node two is not connected")
 
     play(scene)
 
@@ -712,17 +715,25 @@ def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path
 PAIR = Shadow(0.5, (0, 1))
 
 
-async def paired(rig: Rig, number: int = 7) -> None:
+SHADOW, SECOND, THIRD = (WorkerId(number) for number in (107, 108, 109))
+
+
+async def paired(rig: Rig) -> None:
     """A body on the first node, with a shadow."""
     await rig.join(ONE)
-    rig.backend.start(A, ReplicaSpec("stage", "skips", Slot(0.5), ONE))
-    await rig.ear.hear(ReplicaReady)
-    rig.backend.start_shadow(A, number, PAIR)
-    assert await rig.ear.hear(ShadowReady) == ShadowReady(A, number)
+    rig.backend.start(StartWorker(A, ReplicaSpec("stage", "skips", Slot(0.5), ONE)))
+    await rig.ear.hear(WorkerReady)
+    start_shadow(rig)
+    assert await rig.ear.hear(WorkerReady, count=2) == WorkerReady(SHADOW)
 
 
-def shadow_pid(rig: Rig) -> int:
-    found = rig.local(ONE).shadow_pid(A)
+def start_shadow(rig: Rig, worker: WorkerId = SHADOW) -> None:
+    spec = ReplicaSpec("stage", "skips", Slot(0.5), ONE, shadow=PAIR)
+    rig.backend.start(StartWorker(worker, spec, A))
+
+
+def shadow_pid(rig: Rig, worker: WorkerId = SHADOW) -> int:
+    found = rig.local(ONE).pid(worker)
     assert found is not None
     return found
 
@@ -734,21 +745,22 @@ def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model
             rig.run(batch, A, rows)
             await rig.finished(batch)
             check(model, batch, rows, await rig.ear.answer(rig, batch))
-        rig.backend.start_shadow(A, 8, PAIR)
-        assert await rig.ear.hear(ShadowLost) == ShadowLost(A, 8, "the one before has not ended")
-        rig.backend.stop_shadow(A, 8)
-        assert await rig.ear.hear(ShadowStopped) == ShadowStopped(A, 8)
+        start_shadow(rig, SECOND)
+        refused = WorkerLost(SECOND, "the one before has not ended")
+        assert await rig.ear.hear(WorkerLost) == refused
+        rig.backend.stop(SECOND)
+        assert await rig.ear.hear(WorkerStopped) == WorkerStopped(SECOND)
         pid = shadow_pid(rig)
-        rig.backend.stop_shadow(A, 7)
-        assert await rig.ear.hear(ShadowStopped, count=2) == ShadowStopped(A, 7)
+        rig.backend.stop(SHADOW)
+        assert await rig.ear.hear(WorkerStopped, count=2) == WorkerStopped(SHADOW)
         assert not is_running(pid)
-        rig.backend.start_shadow(A, 9, PAIR)
-        await rig.ear.hear(ShadowReady, count=2)
-        pid = shadow_pid(rig)
+        start_shadow(rig, THIRD)
+        await rig.ear.hear(WorkerReady, count=3)
+        pid = shadow_pid(rig, THIRD)
         rig.backend.stop(A)
-        await rig.ear.hear(ReplicaStopped)
+        assert await rig.ear.hear(WorkerStopped, count=3) == WorkerStopped(A)
         assert not is_running(pid)
-        assert rig.lost == []
+        assert rig.lost == [refused]
 
     play(scene)
 
@@ -760,15 +772,15 @@ def test_a_shadow_behind_an_agent_that_dies_costs_no_answer(play: Callable[[Scen
         os.kill(pid, signal.SIGSTOP)
         rig.run(1, A, 16)
         os.kill(pid, signal.SIGKILL)
-        assert await rig.ear.hear(ShadowLost) == ShadowLost(A, 7, "its process was killed by SIGKILL")
+        assert await rig.ear.hear(WorkerLost) == WorkerLost(SHADOW, "its process was killed by SIGKILL")
         await rig.finished(1)
         check(model, 1, 16, await rig.ear.answer(rig, 1))
-        rig.backend.start_shadow(A, 8, PAIR)
-        await rig.ear.hear(ShadowReady, count=2)
+        start_shadow(rig, SECOND)
+        await rig.ear.hear(WorkerReady, count=3)
         rig.run(2, A, 16)
         await rig.finished(2)
         check(model, 2, 16, await rig.ear.answer(rig, 2))
-        assert not rig.said(ReplicaLost)
+        assert [lost.worker for lost in rig.said(WorkerLost)] == [SHADOW]
 
     play(scene)
 
@@ -781,11 +793,11 @@ def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(play: Callable[
         pid = shadow_pid(rig)
         rig.backend._agents[ONE].records.close()
         rig.backend._on_end(rig.backend._agents[ONE], "a test broke it")
-        assert rig.lost == rig.said(ReplicaLost)
+        assert rig.lost == rig.said(WorkerLost)
         await until(lambda: not is_running(pid))
         await rig.ear.hear(NodeReady, count=2)
-        rig.backend.start_shadow(A, 8, PAIR)
-        assert not rig.said(ShadowLost), "a lost replica's shadow is lost with it"
+        start_shadow(rig, SECOND)
+        assert [lost.worker for lost in rig.said(WorkerLost)] == [A], "a lost replica's shadow is lost with it"
 
     play(scene)
 
@@ -820,19 +832,21 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callabl
             for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
                 await fake.hear(AgentSetup)
                 part = Part(PipelineId(0), place, (0, 1, 2))
-                here.backend.start(replica, ReplicaSpec("stage", "cut", Slot(1), node), None, part)
+                here.backend.start(
+                    StartWorker(replica, ReplicaSpec("stage", "cut", Slot(1), node), transfer=None, part=part)
+                )
                 await fake.hear(StartWorker)
-                fake.send(AgentReport(ReplicaReady(replica)))
-            await here.ear.hear(ReplicaReady, count=2)
+                fake.send(AgentReport(WorkerReady(replica)))
+            await here.ear.hear(WorkerReady, count=2)
             await liar.hear(CompleteWorker)
             here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
             assert (await liar.hear(RunBatch)).is_part
             liar.send(lie(liar.holder, other.holder))
             await until(lambda: bool(liar.ends))
             assert [name for name, _ in here.lost()] == [ONE]
-            assert [each.replica for each in here.ear.events if isinstance(each, ReplicaLost)] == [A]
-            other.send(AgentReport(ReplicaCompleted(B)))
-            await here.ear.hear(ReplicaCompleted)
+            assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
+            other.send(AgentReport(WorkerCompleted(B)))
+            await here.ear.hear(WorkerCompleted)
             here.backend.run(BatchId(6), B, Run(2, [b"x", b"y"]))
             other.send(finished(replica=B, batch=BatchId(6)))
             await here.ear.hear(Finished)

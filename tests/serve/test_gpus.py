@@ -22,11 +22,12 @@ import pytest
 import uvloop
 from msgspec import structs
 
+from sloop.actions import StartWorker
 from sloop.app.application import Deployment
 from sloop.app.load import load_application
 from sloop.cuda import CudaDevice, Gpu, MpsDaemon, present_gpus
 from sloop.errors import InputError, MachineError
-from sloop.events import BatchFailed, Finished, NodeReady, ReplicaLost, ReplicaReady
+from sloop.events import BatchFailed, Finished, NodeReady, WorkerLost, WorkerReady
 from sloop.profile import model as models
 from sloop.profile.model import check_cuda, open_model, open_session, read_signature
 from sloop.serve.backends.local import LocalBackend
@@ -339,8 +340,8 @@ def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, st
     nvidia.install_mps()
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec(0.25))
-        await ear.hear(ReplicaReady, ReplicaLost)
+        backend.start(StartWorker(A, spec(0.25)))
+        await ear.hear(WorkerReady, WorkerLost)
         backend.run(BatchId(1), A, batch())
         await ear.hear(Finished)
         [[y]] = ear.outputs[BatchId(1)]
@@ -387,9 +388,9 @@ def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tm
     file.write_text(SEES)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        backend.start(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here"))
-        await ear.hear(ReplicaReady, ReplicaLost, count=2)
+        backend.start(StartWorker(A, spec()))
+        backend.start(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
+        await ear.hear(WorkerReady, WorkerLost, count=2)
         for number, replica in enumerate((A, B), 1):
             backend.run(BatchId(number), replica, batch())
         await ear.hear(Finished, count=2)
@@ -405,9 +406,9 @@ def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: Fa
     nvidia.happens("full")
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        backend.start(StartWorker(A, spec()))
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert "the GPU has too little memory left for it, of which it may have 3072 MiB: CUDA failure 2" in lost.error
         assert not [event for event in ear.events if isinstance(event, NodeReady)], "the GPU is as it was"
 
@@ -418,23 +419,23 @@ def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: Fa
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on_t4: Servable, is_gone: bool) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         nvidia.happens("failed")
         if is_gone:
             nvidia.has(A100)
         backend.run(BatchId(1), A, batch())
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert lost.error.startswith("its GPU has failed (GPU-4d2ca1c0): ")
         left = [event.node.devices for event in ear.events if isinstance(event, NodeReady)]
         assert left == ([()] if is_gone else [])
         assert not [event for event in ear.events if isinstance(event, BatchFailed)], "its requests are tried again"
         if is_gone:
             assert isinstance(ear.events[-2], NodeReady)
-            backend.start(B, spec())
-            again = await ear.hear(ReplicaLost, count=2)
-            assert again == ReplicaLost(B, "here has no GPU 'T4', or has lost it")
+            backend.start(StartWorker(B, spec()))
+            again = await ear.hear(WorkerLost, count=2)
+            assert again == WorkerLost(B, "here has no GPU 'T4', or has lost it")
 
     play(scene, on_t4)
 
@@ -450,10 +451,10 @@ def test_a_replica_on_a_gpu_takes_no_spare_worker(
         backend.on_spares = waits.set
         await asyncio.wait_for(waits.wait(), 20)
         [spare] = backend.spares()
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         assert backend.pid(A) not in (None, spare)
-        backend.start(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here"))
+        backend.start(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         assert backend.pid(B) == spare
 
     play(scene, on_t4, spares_max=1)

@@ -18,9 +18,9 @@ from sloop.events import (
     Finished,
     Promoted,
     Removed,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.serve import server as module
 from sloop.serve.insight import Insight
@@ -75,7 +75,7 @@ class Observed:
     def make_ready(self, at_ms: float) -> None:
         """Let all replicas become ready."""
         for replica in list(self.core.state.replicas):
-            self.act(at_ms, ReplicaReady(replica))
+            self.act(at_ms, WorkerReady(replica))
 
     @property
     def page(self) -> Any:
@@ -98,7 +98,7 @@ def test_says_what_keeps_it_from_being_ready() -> None:
     assert server.insight.server_readiness().why == "there is no plan yet"
     server.act(0, WOKE)
     assert server.insight.server_readiness().why == "no replica of stage 'only' is ready (1 starting)"
-    server.act(0, ReplicaReady(ReplicaId(0)))
+    server.act(0, WorkerReady(ReplicaId(0)))
     assert server.insight.server_readiness().why == ""
     server.act(1, Draining())
     assert server.insight.server_readiness().why == "the server is shutting down"
@@ -140,24 +140,24 @@ def test_a_plan_for_no_replicas_rests_until_requests_wait() -> None:
 def test_the_server_is_ready_if_every_model_is_ready_or_rests() -> None:
     server = Observed(Deployment({"busy": 1, "resting": 0, "slow": 1}))
     server.act(0, WOKE)
-    server.act(0, ReplicaReady(ReplicaId(0)))
+    server.act(0, WorkerReady(ReplicaId(0)))
     assert server.states("busy", "resting", "slow") == [ModelState.READY, ModelState.RESTING, ModelState.STARTING]
     assert server.insight.server_readiness().why == "model 'slow': no replica of stage 'only' is ready (1 starting)"
-    server.act(1, ReplicaReady(ReplicaId(1)))
+    server.act(1, WorkerReady(ReplicaId(1)))
     assert server.insight.server_readiness() == ServerReadiness()
 
 
 def lose(server: Observed, model: str, at_ms: float, error: str = "it exited with 3") -> None:
     """The newest replica of a model dies."""
     id = max(id for id, replica in server.core.state.replicas.items() if replica.stage.name == f"{model}/only")
-    server.act(at_ms, ReplicaLost(id, error))
+    server.act(at_ms, WorkerLost(id, error))
     server.now_ns = ms(at_ms)
 
 
 def test_a_model_that_cannot_start_does_not_hold_back_the_others() -> None:
     server = Observed(Deployment({"good": 1, "bad": 1}))
     server.act(0, WOKE)
-    server.act(0, ReplicaReady(ReplicaId(0)))
+    server.act(0, WorkerReady(ReplicaId(0)))
     assert server.insight.server_readiness().why, "it may yet be ready"
     lose(server, "bad", 1)
     why = "no replica of stage 'only' can start: it exited with 3; another attempt runs"
@@ -191,7 +191,7 @@ def test_a_model_that_dies_later_or_comes_later_does_not_hide_the_others() -> No
 def test_a_start_that_does_not_end_is_not_waited_for() -> None:
     server = Observed(Deployment({"good": 1, "slow": 1}))
     server.act(0, WOKE)
-    server.act(0, ReplicaReady(ReplicaId(0)))
+    server.act(0, WorkerReady(ReplicaId(0)))
     for now_s, is_ready in ((14, False), (16, True)):  # 5 s are usual
         server.now_ns = s(now_s)
         assert (server.insight.server_readiness().why == "") is is_ready
@@ -214,7 +214,7 @@ def test_every_stage_that_cannot_serve_is_named_with_its_reason() -> None:
     server = Observed(Scene(Plan(tuple(each), "one of each"), application=graph(a={}, b={}, c={})))
     server.act(0, WOKE)
     for replica in (ReplicaId(0), ReplicaId(1), ReplicaId(2)):
-        server.act(1, ReplicaLost(replica, f"error {replica}"))
+        server.act(1, WorkerLost(replica, f"error {replica}"))
     found = server.insight.readiness("")
     assert found is not None
     assert found.state is ModelState.FAILING
@@ -273,7 +273,7 @@ def test_a_model_that_wakes_is_ready_unless_it_cannot_start() -> None:
     assert server.states("a") == [ModelState.STARTING], "a server that starts waits for it"
     server.make_ready(0)
     server.act(1000, WOKE)
-    server.act(1500, ReplicaStopped(ReplicaId(0)))
+    server.act(1500, WorkerStopped(ReplicaId(0)))
     assert server.states("a") == [ModelState.RESTING]
     server.act(2000, request(1, application="a", at_ms=2000, slo_ms=10))
     assert server.states("a") == [ModelState.WAKING]
@@ -328,7 +328,7 @@ def test_a_removed_model_has_no_versions() -> None:
 def test_shows_queues_replicas_and_plan() -> None:
     server = of_one(plan_of(count=2))
     server.act(0, WOKE)
-    server.act(500, ReplicaReady(ReplicaId(0)))
+    server.act(500, WorkerReady(ReplicaId(0)))
     server.act(1000, request(1, at_ms=1000), request(2, at_ms=1000))
     page = server.page
     assert (page["deployment"], page["system"], page["now_s"]) == ("scene", "static", 2.0)
@@ -367,7 +367,7 @@ def test_shows_no_version_that_has_ended() -> None:
         server.act(1000 * second, WOKE)
         server.make_ready(1000 * second)
     for replica in list(server.run.versions["a"].run.replicas):
-        server.act(6000, ReplicaStopped(replica))
+        server.act(6000, WorkerStopped(replica))
     server.act(7000, WOKE)
     assert "a" not in server.core.state.applications
     assert [(row["name"], row["version"]) for row in server.page["applications"]] == [("b", "1"), ("a", "2")]
@@ -381,7 +381,7 @@ def test_shows_no_removed_model() -> None:
     server.make_ready(0)
     server.act(1, Removed("a"))
     for replica in list(server.run.versions["a"].run.replicas):
-        server.act(1000, ReplicaStopped(replica))
+        server.act(1000, WorkerStopped(replica))
     server.act(2000, WOKE)
     assert [row["name"] for row in server.page["applications"]] == ["b"]
     assert json.loads(server.insight.state("a"))["applications"] == []

@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 from msgspec import structs
 
-from sloop.actions import End, StartBatch, StartReplica
+from sloop.actions import End, StartBatch, StartWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
-from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.events import WOKE, Event, Finished, WorkerReady
 from sloop.runlog import Header, Record, Unlogged, read_log
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
@@ -59,8 +59,8 @@ class Server:
         self.records: list[tuple[int, Record]] = []
         self.number, self.now_ns, self.running = 0, 0, StartBatch
         for action in self.handle(WOKE):
-            if isinstance(action, StartReplica):
-                self.handle(ReplicaReady(action.replica))
+            if isinstance(action, StartWorker):
+                self.handle(WorkerReady(action.worker))
 
     def handle(self, event: Event) -> list[Any]:
         """One event, a millisecond after the one before; returns the actions."""

@@ -15,9 +15,9 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import uvloop
 
-from sloop.actions import End, ResizeReplica, StartReplica
+from sloop.actions import End, ResizeWorker, StartWorker
 from sloop.app.load import load_application
-from sloop.events import ReplicaLost, ReplicaReady, Resized
+from sloop.events import WorkerLost, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
 from sloop.runlog import MemoryLog
 from sloop.serve import deploy
@@ -86,7 +86,7 @@ class Live:
                 await asyncio.sleep(0.005)
 
     def pids(self) -> list[int]:
-        started = [record.replica for _, record in self.log if isinstance(record, StartReplica)]
+        started = [record.worker for _, record in self.log if isinstance(record, StartWorker)]
         return [pid for replica in started if (pid := self.backend.pid(replica))]
 
 
@@ -146,7 +146,7 @@ def test_workers_killed_at_random_under_load_lose_nothing() -> None:
 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:4:0.5", ECHO)) as live:
-            await live.until(ReplicaReady, 2)
+            await live.until(WorkerReady, 2)
             kills = 0
             for number in range(800):
                 live.ask(text(b"%d" % number))
@@ -157,12 +157,12 @@ def test_workers_killed_at_random_under_load_lose_nothing() -> None:
             await live.all_answered()
             outcomes = check_each_ended_once(live)
             assert kills >= 5
-            assert sum(isinstance(record, ReplicaLost) for _, record in live.log) == kills
+            assert sum(isinstance(record, WorkerLost) for _, record in live.log) == kills
             assert outcomes[Outcome.SERVED] + outcomes[Outcome.LATE] >= 700, outcomes
             for number, [ended] in live.answers.items():
                 if ended.outcome in (Outcome.SERVED, Outcome.LATE):
                     assert bytes(ended.outputs["x"].data) == b"%d" % number
-            await live.until(ReplicaReady, 3)
+            await live.until(WorkerReady, 3)
             replayed = replay_log(list(live.log), set_up(setup.application).core())
             assert replayed.difference is None
 
@@ -175,7 +175,7 @@ def test_a_request_that_kills_every_worker_fails_and_the_others_are_served() -> 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:30:0", ECHO)) as live:
             for round_ in (1, 2):
-                await live.until(ReplicaReady, round_)
+                await live.until(WorkerReady, round_)
                 if round_ == 1:
                     live.ask(text(b"poison"))
                 await asyncio.sleep(0.01)
@@ -197,7 +197,7 @@ def test_a_pipeline_answers_what_its_models_compute_one_after_the_other(mlp: Pat
 
     async def main() -> None:
         async with serving(setup, onnx_model(mlp), onnx_model(tail)) as live:
-            await live.until(ReplicaReady, 2)
+            await live.until(WorkerReady, 2)
             xs = np.random.default_rng(3).normal(size=(40, 1, 4)).astype(np.float32)
             for x in xs:
                 live.ask(Tensor("FP32", (1, 4), x.tobytes()))
@@ -220,7 +220,7 @@ def test_one_replica_is_resized_in_place_and_loses_nothing() -> None:
 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:1:1", ECHO)) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             [pid] = live.pids()
             for _ in range(4):
                 for _ in range(200):  # believed to take a quarter of a core longer than is left of their budget
@@ -228,9 +228,9 @@ def test_one_replica_is_resized_in_place_and_loses_nothing() -> None:
                 await live.all_answered()
                 await asyncio.sleep(0.15)  # nothing to do: it shrinks
             check_each_ended_once(live)
-            orders = sum(isinstance(record, ResizeReplica) for _, record in live.log)
+            orders = sum(isinstance(record, ResizeWorker) for _, record in live.log)
             assert orders >= 2
-            await live.until(Resized, orders)
+            await live.until(WorkerResized, orders)
             assert live.pids() == [pid]
             assert live.backend.pid(ReplicaId(2)) is None
 
@@ -242,7 +242,7 @@ def test_draining_serves_what_is_here_and_refuses_what_comes() -> None:
 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:20:0", ECHO)) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             for number in range(9):
                 live.ask(text(b"%d" % number))
             pids = live.pids()

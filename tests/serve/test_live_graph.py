@@ -10,7 +10,7 @@ import uvloop
 
 from sloop.actions import StartBatch
 from sloop.app.load import load_application
-from sloop.events import ReplicaReady
+from sloop.events import WorkerReady
 from sloop.serve.dataflow import wire
 from sloop.serve.deploy import servables_of
 from sloop.serve.protocols import RequestResult, Servable
@@ -141,7 +141,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
         models: dict[tuple[str, str], Servable] = servables_of(setup.application, tmp_path)
         signatures = {key: model.signature for key, model in models.items()}
         async with live_driver(setup, models, wire(setup.application.graph, signatures)) as live:
-            await live.until(ReplicaReady, 5)
+            await live.until(WorkerReady, 5)
             assert said(await ask(live, "tea")) == {"word": (b"TEA", (1, 3)), "stars": number(2)}
             assert said(await ask(live, "42")) == {
                 "word": (b"42", (1, 2)),

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sloop.actions import StartWorker
 from sloop.errors import MachineError
 from sloop.events import (
     BatchFailed,
@@ -27,11 +28,11 @@ from sloop.events import (
     Finished,
     NodeReady,
     NodeReleased,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.machine import capacity
 from sloop.profile.model import read_signature
@@ -132,8 +133,8 @@ def play(
 
 def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("mlp"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("mlp")))
+        await ear.hear(WorkerReady)
         xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
         backend.run(BatchId(5), A, run_of([[Tensor("FP32", x.shape, x.tobytes())] for x in xs]))
         await ear.hear(Finished)
@@ -143,10 +144,10 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
             got = np.frombuffer(y.data, np.float32).reshape(y.shape)
             np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5)
         backend.stop(A)
-        await ear.hear(ReplicaStopped)
-        assert [event.step if isinstance(event, ReplicaProgressed) else type(event) for event in ear.events] == [
+        await ear.hear(WorkerStopped)
+        assert [event.step if isinstance(event, WorkerProgressed) else type(event) for event in ear.events] == [
             *("spawning", "loading", "warming"),
-            *(ReplicaReady, Finished, ReplicaStopped),
+            *(WorkerReady, Finished, WorkerStopped),
         ]
 
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))})
@@ -158,15 +159,15 @@ def test_nodes_and_grants_follow_the_machine() -> None:
     actuator = Affinity(sorted(os.sched_getaffinity(0)))
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec(cores=2))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec(cores=2)))
+        await ear.hear(WorkerReady)
         backend.refit([smaller], 0.5)
         assert actuator.capacity_cores == 0.5
         assert not [event for event in ear.events if isinstance(event, NodeReady)]
         backend.acquire("here")
         assert ear.events[-1] == NodeReady(smaller)
         backend.resize(A, 1)
-        assert await ear.hear(Resized) == Resized(A, 0.5)
+        assert await ear.hear(WorkerResized) == WorkerResized(A, 0.5)
 
     play(scene, actuator=actuator)
 
@@ -185,23 +186,23 @@ def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
         backend.learn(
             {("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, {"other": alone("other", BYTES)}, threads_prepared=1
         )
-        backend.start(A, ReplicaSpec("other", "echo", Slot(1), "here"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, ReplicaSpec("other", "echo", Slot(1), "here")))
+        await ear.hear(WorkerReady)
         backend.forget(["other"])
         backend.run(BatchId(1), A, rows(b"still"))  # what runs goes on
         await ear.hear(Finished)
         with pytest.raises(KeyError):
-            backend.start(ReplicaId(2), ReplicaSpec("other", "echo", Slot(1), "here"))
-        backend.start(ReplicaId(3), spec())
-        await ear.hear(ReplicaReady, count=2)
+            backend.start(StartWorker(ReplicaId(2), ReplicaSpec("other", "echo", Slot(1), "here")))
+        backend.start(StartWorker(ReplicaId(3), spec()))
+        await ear.hear(WorkerReady, count=2)
 
     play(scene)
 
 
 def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("one"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("one")))
+        await ear.hear(WorkerReady)
         row = Tensor("FP32", (1, 4), bytes(16))
         backend.run(BatchId(1), A, run_of([[row], [row], [row]]))
         await ear.hear(Finished)
@@ -212,8 +213,8 @@ def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(
 
 def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         contents = [bytes([n]) * (2 << 20) for n in range(4)] + [b"small", b"tiny!"]
         for batch in range(1, 4):
             backend.run(BatchId(batch), A, rows(*contents))
@@ -225,8 +226,8 @@ def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
 
 def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         contents = [bytes([n]) * (1 << 20) for n in range(3)]
         for batch in range(1, 20):
             backend.run(BatchId(batch), A, rows(*contents))
@@ -242,7 +243,7 @@ def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive
         pid = backend.pid(A)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await ear.hear(ReplicaLost)
+        await ear.hear(WorkerLost)
         assert [bytes(tensors[0].data) for tensors in tensors_in(ear.blocks)] == contents
         for block in ear.blocks:
             assert isinstance(block, Address)
@@ -254,18 +255,18 @@ def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive
 
 def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("slow"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("slow")))
+        await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None
         backend.run(BatchId(1), A, rows(b"x"))
         os.kill(pid, signal.SIGKILL)
-        assert await ear.hear(ReplicaLost) == ReplicaLost(A, "its process was killed by SIGKILL")
+        assert await ear.hear(WorkerLost) == WorkerLost(A, "its process was killed by SIGKILL")
         backend.run(BatchId(2), A, rows(b"x"))
         backend.resize(A, 2)
         backend.stop(A)
         assert not ear.outputs
-        assert ear.events[-1] == ReplicaStopped(A)
+        assert ear.events[-1] == WorkerStopped(A)
         assert backend.pid(A) is None
 
     play(scene, {"slow": Servable("fake:sleep:5000:0", BYTES)})
@@ -278,11 +279,11 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
         raise KeyError(7)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("quick"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("quick")))
+        await ear.hear(WorkerReady)
         monkeypatch.setattr(backend, "_on_done", fail)
         backend.run(BatchId(1), A, rows(b"x"))
-        assert await ear.hear(ReplicaLost) == ReplicaLost(A, "its report could not be taken up: KeyError(7)")
+        assert await ear.hear(WorkerLost) == WorkerLost(A, "its report could not be taken up: KeyError(7)")
 
     play(scene, {"quick": Servable("fake:sleep:0:0", BYTES)})
     (told,) = [record for record in caplog.records if "could not be taken up" in record.getMessage()]
@@ -291,8 +292,8 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
 
 def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -305,8 +306,8 @@ def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
 
 def test_a_failing_model_fails_batches_and_lives_on() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("bad"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("bad")))
+        await ear.hear(WorkerReady)
         for batch in (1, 2):
             backend.run(BatchId(batch), A, rows(b"x"))
             assert await ear.hear(BatchFailed, count=batch) == BatchFailed(
@@ -330,9 +331,9 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
 )
 def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("m", device=device))
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        backend.start(StartWorker(A, spec("m", device=device)))
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert says in lost.error
 
     play(scene, {"m": Servable(model, BYTES)})
@@ -340,8 +341,8 @@ def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | Non
 
 def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("m"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("m")))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, rows(b"x"))
         failed = await ear.hear(BatchFailed)
         assert isinstance(failed, BatchFailed)
@@ -352,16 +353,16 @@ def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> No
 
 def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("slow"))
+        backend.start(StartWorker(A, spec("slow")))
         backend.stop(A)
-        await ear.hear(ReplicaStopped)
+        await ear.hear(WorkerStopped)
         other = ReplicaId(2)
-        backend.start(other, spec("slow"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(other, spec("slow")))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(1), other, rows(b"x"))
         backend.stop(other)
-        await ear.hear(ReplicaStopped, count=2)
-        assert not [event for event in ear.events if isinstance(event, ReplicaLost)]
+        await ear.hear(WorkerStopped, count=2)
+        assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
     play(scene, {"slow": Servable("fake:sleep:60000:0", BYTES)})
 
@@ -370,14 +371,14 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
     actuator = detect().actuator
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec(cores=0.25))
+        backend.start(StartWorker(A, spec(cores=0.25)))
         pid = backend.pid(A)
         assert pid is not None
         assert actuator.read(pid) == 1
         backend.resize(A, 0.5)
-        assert ear.events[-1] == Resized(A, 0.5)
+        assert ear.events[-1] == WorkerResized(A, 0.5)
         assert actuator.read(pid) == 1
-        await ear.hear(ReplicaReady)
+        await ear.hear(WorkerReady)
         assert actuator.read(pid) == 0.5
 
     play(scene, actuator=actuator)
@@ -385,13 +386,13 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
 
 def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec(cores=64))
-        await ear.hear(ReplicaReady)
-        assert ear.events[-2] == Resized(A, 1)
+        backend.start(StartWorker(A, spec(cores=64)))
+        await ear.hear(WorkerReady)
+        assert ear.events[-2] == WorkerResized(A, 1)
         backend.resize(A, 0.5)
-        assert await ear.hear(Resized, count=2) == Resized(A, 0.5)
+        assert await ear.hear(WorkerResized, count=2) == WorkerResized(A, 0.5)
         backend.resize(A, 8)
-        assert await ear.hear(Resized, count=3) == Resized(A, 1)
+        assert await ear.hear(WorkerResized, count=3) == WorkerResized(A, 1)
 
     play(scene, actuator=Affinity(sorted(os.sched_getaffinity(0))[:1]))
 
@@ -409,7 +410,7 @@ from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
 
 class Ear:
     def on_event(self, event):
-        if type(event).__name__ == "ReplicaReady":
+        if type(event).__name__ == "WorkerReady":
             print(backend.pid(ReplicaId(1)), getattr(actuator, "folder", ""), flush=True)
 
 async def main():
@@ -452,15 +453,15 @@ def test_lives_leave_no_descriptors_behind() -> None:
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         for n in range(1, 7):
-            backend.start(ReplicaId(n), spec())
-            await ear.hear(ReplicaReady, count=n)
+            backend.start(StartWorker(ReplicaId(n), spec()))
+            await ear.hear(WorkerReady, count=n)
             pid = backend.pid(ReplicaId(n))
             assert pid is not None
             if n % 2:
                 os.kill(pid, signal.SIGKILL)
             else:
                 backend.stop(ReplicaId(n))
-            await ear.hear(ReplicaLost, ReplicaStopped, count=n)
+            await ear.hear(WorkerLost, WorkerStopped, count=n)
         assert len(os.listdir("/proc/self/fd")) == before
 
     play(scene)
@@ -472,8 +473,8 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         chance = np.random.default_rng(11)
-        backend.start(A, spec("mlp"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("mlp")))
+        await ear.hear(WorkerReady)
         pid, batch = backend.pid(A), 0
         row = Tensor("FP32", (1, 4), np.ones(4, np.float32).tobytes())
         for done in range(resizes):
@@ -482,14 +483,14 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
                 backend.run(BatchId(batch), A, run_of([[row]] * int(chance.integers(1, 9))))
             backend.resize(A, float(chance.choice([0.25, 0.5, 1, 1.5, 2])))
             if done % 4 == 0:  # sometimes the next resize meets one that is under way
-                await ear.hear(Resized, count=done + 1)
-        await ear.hear(Resized, count=resizes)
+                await ear.hear(WorkerResized, count=done + 1)
+        await ear.hear(WorkerResized, count=resizes)
         await ear.hear(Finished, count=batch)
         assert backend.pid(A) == pid
         assert sorted(ear.outputs) == list(range(1, batch + 1))
         assert len({bytes(ys[0].data) for outputs in ear.outputs.values() for ys in outputs}) == 1
-        assert sum(isinstance(event, Resized) for event in ear.events) == resizes
-        assert not [event for event in ear.events if isinstance(event, ReplicaLost | BatchFailed)]
+        assert sum(isinstance(event, WorkerResized) for event in ear.events) == resizes
+        assert not [event for event in ear.events if isinstance(event, WorkerLost | BatchFailed)]
 
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, detect().actuator)
 
@@ -523,13 +524,13 @@ async def gone(*pids: int) -> None:
 def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         assert backend.spares() == []
-        backend.start(A, spec("mlp"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("mlp")))
+        await ear.hear(WorkerReady)
         [ahead] = await spares(backend, 1)
-        backend.start(B, spec("mlp", cores=2))
+        backend.start(StartWorker(B, spec("mlp", cores=2)))
         assert backend.pid(B) == ahead != backend.pid(A)
-        await ear.hear(ReplicaReady, count=2)
-        steps = [event.step for event in ear.events if isinstance(event, ReplicaProgressed) and event.replica == B]
+        await ear.hear(WorkerReady, count=2)
+        steps = [event.step for event in ear.events if isinstance(event, WorkerProgressed) and event.worker == B]
         assert steps == ["spawning", "loading", "warming"]
         x = np.ones((2, 4), np.float32)
         backend.run(BatchId(5), B, run_of([[Tensor("FP32", x.shape, x.tobytes())]]))
@@ -544,9 +545,9 @@ def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
 def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         for number in range(1, 4):
-            backend.start(ReplicaId(number), spec("echo"))
+            backend.start(StartWorker(ReplicaId(number), spec("echo")))
         assert backend.spares() == []
-        await ear.hear(ReplicaReady, count=3)
+        await ear.hear(WorkerReady, count=3)
         assert len(await spares(backend, 2)) == 2, "no more than allowed"
 
     play(scene, spares_max=2)
@@ -555,15 +556,15 @@ def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGKILL)
         await spares(backend, 1, without=[pid])
         await gone(pid)
-        assert not any(isinstance(event, ReplicaLost | ReplicaStopped) for event in ear.events)
-        backend.start(B, spec("echo"))
-        await ear.hear(ReplicaReady, count=2)
+        assert not any(isinstance(event, WorkerLost | WorkerStopped) for event in ear.events)
+        backend.start(StartWorker(B, spec("echo")))
+        await ear.hear(WorkerReady, count=2)
 
     play(scene, spares_max=1)
 
@@ -571,15 +572,15 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # before the event loop learns of it
-        backend.start(B, spec("echo"))
+        backend.start(StartWorker(B, spec("echo")))
         assert backend.pid(B) != pid
-        await ear.hear(ReplicaReady, count=2)
-        assert not any(isinstance(event, ReplicaLost) for event in ear.events)
+        await ear.hear(WorkerReady, count=2)
+        assert not any(isinstance(event, WorkerLost) for event in ear.events)
 
     play(scene, spares_max=1)
 
@@ -587,11 +588,11 @@ def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
         ahead = await spares(backend, 1)
-        backend.start(B, spec("echo", device="gpu0"))
-        await ear.hear(ReplicaLost)
+        backend.start(StartWorker(B, spec("echo", device="gpu0")))
+        await ear.hear(WorkerLost)
         assert backend.spares() == ahead
 
     play(scene, spares_max=1)
@@ -604,8 +605,8 @@ def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "most_together", lambda *_: wanted[0])
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
         first, *others = await spares(backend, 3)
         wanted[0] = 1
         assert await spares(backend, 1) == [first]
@@ -626,9 +627,9 @@ def test_a_worker_waits_before_anything_has_started() -> None:
         assert 2**20 < found.memory_bytes < 2**30
         assert set(map(os.sched_getscheduler, threads_of(pid))) == {os.SCHED_OTHER}, "it has its priority again"
         assert os.sched_getaffinity(pid) == os.sched_getaffinity(0), "and all CPUs"
-        backend.start(A, spec("echo"))
+        backend.start(StartWorker(A, spec("echo")))
         assert (backend.pid(A), told) == (pid, [1, 0])
-        await ear.hear(ReplicaReady)
+        await ear.hear(WorkerReady)
 
     play(scene, spares_max=4)
 
@@ -663,8 +664,8 @@ def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "SPARES_AFTER_S", 0.01)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
         await asyncio.sleep(0.1)
         assert backend.spare_processes() == {"local": SpareProcesses()}
 
@@ -681,17 +682,17 @@ def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
-        backend.start(A, spec("echo"))
+        backend.start(StartWorker(A, spec("echo")))
         assert backend.pid(A) == pid
         backend.resize(A, 2)
         os.kill(pid, number)
-        await ear.hear(ReplicaReady)
+        await ear.hear(WorkerReady)
         assert backend.pid(A) != pid
         await gone(pid)
         backend.run(BatchId(1), A, rows(b"a"))
         await ear.hear(Finished)
-        assert [event for event in ear.events if isinstance(event, Resized)] == [Resized(A, 2)]
-        assert not any(isinstance(event, ReplicaLost) for event in ear.events)
+        assert [event for event in ear.events if isinstance(event, WorkerResized)] == [WorkerResized(A, 2)]
+        assert not any(isinstance(event, WorkerLost) for event in ear.events)
 
     play(scene, spares_max=1)
 
@@ -701,9 +702,9 @@ def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
-        backend.start(A, spec("echo"))
+        backend.start(StartWorker(A, spec("echo")))
         backend.stop(A)
-        await ear.hear(ReplicaStopped)
+        await ear.hear(WorkerStopped)
         await gone(pid)
 
     play(scene, spares_max=1)
@@ -750,8 +751,8 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         await asyncio.wait_for(refused.wait(), 20)
-        backend.start(A, spec("echo"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec("echo")))
+        await ear.hear(WorkerReady)
 
     play(scene, spares_max=1)
 
@@ -771,9 +772,9 @@ def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         assert actuator.tries == 2
-        backend.start(A, spec("echo"))
+        backend.start(StartWorker(A, spec("echo")))
         assert backend.pid(A) == pid
-        await ear.hear(ReplicaReady)
+        await ear.hear(WorkerReady)
 
     play(scene, actuator=actuator, spares_max=1)
 
@@ -814,7 +815,7 @@ def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(ProcessLink, "send", noted)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec("echo"))
+        backend.start(StartWorker(A, spec("echo")))
         assert order == ["confined", "SETUP"]
 
     play(scene, actuator=Noted([0]))
@@ -839,14 +840,14 @@ def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_res
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))
         for replica in (A, B):
-            backend.start(replica, own)
-        await ear.hear(ReplicaReady, count=2)
+            backend.start(StartWorker(replica, own))
+        await ear.hear(WorkerReady, count=2)
         pids = [pid for replica in (A, B) if (pid := backend.pid(replica)) is not None]
         assert [actuator.read(pid) for pid in pids] == [cores, cores]
         if isinstance(actuator, Cgroups):
             assert len({group_of(pid) for pid in pids}) == 1, "one quota for both"
         backend.resize(A, 0.5)
-        assert ear.events[-1] == Resized(A, 0.5)
+        assert ear.events[-1] == WorkerResized(A, 0.5)
         assert actuator.read(pids[0]) == cores
         backend.run(BatchId(1), A, rows(b"x"))
         await ear.hear(Finished)
@@ -863,9 +864,9 @@ class WithoutPools(Affinity):
 
 def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False)))
-        await ear.hear(ReplicaLost)
-        assert ear.events[-1] == ReplicaLost(A, "no such group")
-        assert not [event for event in ear.events if isinstance(event, ReplicaReady)]
+        backend.start(StartWorker(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False))))
+        await ear.hear(WorkerLost)
+        assert ear.events[-1] == WorkerLost(A, "no such group")
+        assert not [event for event in ear.events if isinstance(event, WorkerReady)]
 
     play(scene, actuator=WithoutPools([0]))

@@ -17,11 +17,11 @@ from sloop.actions import (
     Decided,
     End,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.application import Application, Stage, SystemChoice, Variant
@@ -34,10 +34,10 @@ from sloop.events import (
     Finished,
     NodeReady,
     Planned,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    Resized,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.summary import RunSummary
@@ -112,8 +112,8 @@ def told(application: Application, *records: tuple[float, Record]) -> Scraped:
     return scrape(metrics)
 
 
-def start(replica: int, stage: str = "only", cores: float = 2) -> StartReplica:
-    return StartReplica(ReplicaId(replica), ReplicaSpec(stage, "v", Slot(cores)))
+def start(replica: int, stage: str = "only", cores: float = 2) -> StartWorker:
+    return StartWorker(ReplicaId(replica), ReplicaSpec(stage, "v", Slot(cores)))
 
 
 def batch(number: int, replica: int, *requests: int, stage: str = "only") -> StartBatch:
@@ -128,7 +128,7 @@ def test_follows_a_request_from_queue_to_answer() -> None:
     seen = told(
         ONE,
         (0, start(0)),
-        (0, ReplicaReady(ReplicaId(0))),
+        (0, WorkerReady(ReplicaId(0))),
         (10, request(1, at_ms=10, elapsed_ms=5)),
         (12, request(2, at_ms=12)),
         (14, batch(0, 0, 1, 2)),
@@ -216,13 +216,13 @@ def test_a_cold_start_is_told_step_by_step() -> None:
     seen = told(
         ONE,
         (0, start(0)),
-        (1, ReplicaProgressed(ReplicaId(0), "spawning")),
-        (100, ReplicaProgressed(ReplicaId(0), "loading")),
-        (400, ReplicaReady(ReplicaId(0))),
-        (500, ResizeReplica(ReplicaId(0), 4)),
-        (505, Resized(ReplicaId(0), 4)),
+        (1, WorkerProgressed(ReplicaId(0), "spawning")),
+        (100, WorkerProgressed(ReplicaId(0), "loading")),
+        (400, WorkerReady(ReplicaId(0))),
+        (500, ResizeWorker(ReplicaId(0), 4)),
+        (505, WorkerResized(ReplicaId(0), 4)),
         (600, start(1)),
-        (650, StopReplica(ReplicaId(0), "why")),
+        (650, StopWorker(ReplicaId(0), "why")),
     )
     steps = {
         step: seen["sloop_cold_start_seconds_sum", ("only", step, "v")] for step in ("spawning", "loading", "total")
@@ -241,7 +241,7 @@ def test_what_a_lost_replica_ran_waits_again() -> None:
         (0, start(1)),
         (1, request(1, at_ms=1)),
         (1, batch(0, 0, 1)),
-        (5, ReplicaLost(ReplicaId(0), "gone")),
+        (5, WorkerLost(ReplicaId(0), "gone")),
         (5, Decided("lost", "gone", "only")),
         (8, batch(1, 1, 1)),
         (9, finished(0, 0)),
@@ -266,7 +266,7 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
         outcome: ends[outcome] for outcome in Outcome
     }
     assert sum(record_is_open(log).values()) == seen["sloop_requests_open", ()] == 0
-    of_replica = {r.replica: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartReplica)}
+    of_replica = {r.worker: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartWorker)}
     sizes: dict[tuple[str, ...], int] = defaultdict(int)
     batches: Counter[tuple[str, ...]] = Counter()
     for _, record in log:
@@ -339,7 +339,7 @@ def test_samples_are_sorted_into_histograms_before_they_become_many() -> None:
 
 def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
     """As tables and pages count them: `/metrics` used to count them from the effect."""
-    seen = told(ONE, (0, start(0)), (100, ResizeReplica(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
+    seen = told(ONE, (0, start(0)), (100, ResizeWorker(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
     assert seen["sloop_cores_allocated", ("only",)] == 4
     assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.1 + 4 * 0.1)
 
@@ -431,7 +431,7 @@ def test_a_version_with_another_deadline_adds_a_bucket_and_no_count_falls() -> N
 def test_every_family_about_an_application_names_it() -> None:
     metrics = several("a", "b")
     metrics.state.append(0, start(0, "a/only"))
-    metrics.state.append(0, ReplicaReady(ReplicaId(0)))
+    metrics.state.append(0, WorkerReady(ReplicaId(0)))
     served(metrics, 1, "a", at_ms=1)
     served(metrics, 2, "b", at_ms=2, outcome=Outcome.LATE)
     metrics.state.append(ms(20), request(3, at_ms=20, application="b"))
@@ -563,7 +563,7 @@ def test_tries_that_come_to_nothing_are_counted() -> None:
     seen = told(
         ONE,
         (0, start(0)),
-        (0, ReplicaReady(ReplicaId(0))),
+        (0, WorkerReady(ReplicaId(0))),
         *((1, request(id, at_ms=1)) for id in (1, 2, 3)),
         (2, batch(0, 0, 1, 2)),
         (3, BatchFailed(BatchId(0), ReplicaId(0), "the model raised ValueError")),
@@ -573,7 +573,7 @@ def test_tries_that_come_to_nothing_are_counted() -> None:
         (6, batch(2, 0, 2, 3)),
         (7, Cancelled(RequestId(3))),
         (7, End(RequestId(3), Outcome.DROPPED)),
-        (8, ReplicaLost(ReplicaId(0), "killed")),
+        (8, WorkerLost(ReplicaId(0), "killed")),
     )
     assert seen["sloop_request_tries_failed_total", ("raised", "only", "v")] == 2
     assert seen["sloop_request_tries_failed_total", ("worker", "only", "v")] == 1
@@ -587,7 +587,7 @@ def test_label_values_survive_the_text_format(value: str) -> None:
 def test_families_have_the_types_of_the_text_format_and_no_samples_of_openmetrics() -> None:
     metrics = several("a")
     metrics.state.append(0, start(0, "a/only"))
-    metrics.state.append(ms(5), ReplicaReady(ReplicaId(0)))
+    metrics.state.append(ms(5), WorkerReady(ReplicaId(0)))
     served(metrics, 1, "a", at_ms=10)
     text = metrics.exposition().decode()
     assert "_created" not in text

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol, cast
 import pytest
 import uvloop
 
-from sloop.actions import ResizeReplica, StartReplica, StopReplica
-from sloop.events import Event, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.actions import ResizeWorker, StartWorker, StopWorker
+from sloop.events import Event, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
 from sloop.serve import agent as module
 from sloop.serve.agent import Agent
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
@@ -108,7 +108,7 @@ class RealRig:
         backend.attach(self._ear)
 
     def start(self, cores: float) -> None:
-        self._backend.start(A, ReplicaSpec("stage", "echo", Slot(cores), "one"))
+        self._backend.start(StartWorker(A, ReplicaSpec("stage", "echo", Slot(cores), "one")))
 
     def resize(self, cores: float) -> None:
         self._backend.resize(A, cores)
@@ -120,17 +120,17 @@ class RealRig:
         if moment == "reserved":
             self._reserving.go_on()
             if isinstance(self._backend, AgentBackend):
-                await self._ear.hear(ReplicaProgressed)
+                await self._ear.hear(WorkerProgressed)
         elif moment == "spawned":
             self._fetching.go_on()
-            await until(lambda: ReplicaProgressed(A, "spawning") in self.events)
+            await until(lambda: WorkerProgressed(A, "spawning") in self.events)
         elif moment == "ready":
-            await self._ear.hear(ReplicaReady)
+            await self._ear.hear(WorkerReady)
 
     async def settle(self) -> None:
         for held in (self._reserving, self._fetching):
             held.go_on()
-        await self._ear.hear(ReplicaReady, ReplicaStopped)
+        await self._ear.hear(WorkerReady, WorkerStopped)
         await asyncio.sleep(0.1)  # an answer that is one too many has come by then
 
 
@@ -177,13 +177,13 @@ class SimulatedRig:
 
     def start(self, cores: float) -> None:
         spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(cores, "cpu"), HOME.name)
-        self._cluster.obey(self._now_ns, StartReplica(A, spec))
+        self._cluster.obey(self._now_ns, StartWorker(A, spec))
 
     def resize(self, cores: float) -> None:
-        self._cluster.obey(self._now_ns, ResizeReplica(A, cores))
+        self._cluster.obey(self._now_ns, ResizeWorker(A, cores))
 
     def stop(self) -> None:
-        self._cluster.obey(self._now_ns, StopReplica(A, "the test says so"))
+        self._cluster.obey(self._now_ns, StopWorker(A, "the test says so"))
 
     async def reach(self, moment: str) -> None:
         if moment == "ready":
@@ -231,7 +231,7 @@ def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders
                     rig.resize(cores)
                 await asyncio.sleep(0.05)  # so that orders arrive before the replica's start goes on
             await rig.settle()
-            answers = [each.cores for each in rig.events if isinstance(each, Resized)]
+            answers = [each.cores for each in rig.events if isinstance(each, WorkerResized)]
             wanted = [cores for moment in MOMENTS for cores in orders.get(moment, ())]
             assert len(answers) == len(wanted)
             assert answers[-1] == wanted[-1]
@@ -249,10 +249,10 @@ def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) 
             rig.resize(0.5)
             rig.stop()
             await rig.settle()
-            kinds = [type(each) for each in rig.events if isinstance(each, Resized | ReplicaStopped)]
-            assert kinds.count(ReplicaStopped) == 1
-            assert kinds.count(Resized) <= 1, "its end answers the order too"
-            assert kinds[-1] is ReplicaStopped
+            kinds = [type(each) for each in rig.events if isinstance(each, WorkerResized | WorkerStopped)]
+            assert kinds.count(WorkerStopped) == 1
+            assert kinds.count(WorkerResized) <= 1, "its end answers the order too"
+            assert kinds[-1] is WorkerStopped
 
     uvloop.run(scene())
 

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import Decided, StartBatch, StartReplica
+from sloop.actions import Decided, StartBatch, StartWorker
 from sloop.app.load import load_application
 from sloop.cli import main
 from sloop.errors import InputError, MachineError
-from sloop.events import BatchFailed, BatchLost, Finished, ReplicaCompleted, ReplicaLost, ReplicaReady, ReplicaStopped
+from sloop.events import BatchFailed, BatchLost, Finished, WorkerCompleted, WorkerLost, WorkerReady, WorkerStopped
 from sloop.profile.examine import examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Startup, save_profile
 from sloop.runlog import Record, read_log
@@ -384,7 +384,7 @@ def spec(variant: str = "skips") -> ReplicaSpec:
 
 def start(backend: LocalBackend, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
     for place, replica in enumerate(replicas):
-        backend.start(replica, spec(variant), None, Part(PipelineId(0), place, bounds))
+        backend.start(StartWorker(replica, spec(variant), transfer=None, part=Part(PipelineId(0), place, bounds)))
 
 
 def run(backend: LocalBackend, batch: int, replica: ReplicaId, rows: int, width: int = WIDTH) -> None:
@@ -404,7 +404,7 @@ def check_no_blocks(backend: LocalBackend, *replicas: ReplicaId) -> None:
 
 
 def lost(ear: Ear) -> list[object]:
-    return [event for event in ear.events if isinstance(event, ReplicaLost | BatchLost | BatchFailed)]
+    return [event for event in ear.events if isinstance(event, WorkerLost | BatchLost | BatchFailed)]
 
 
 @pytest.mark.live
@@ -416,7 +416,7 @@ def test_a_life_of_a_pipeline(
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, bounds, *members)
-        await ear.hear(ReplicaReady, count=len(members))
+        await ear.hear(WorkerReady, count=len(members))
         count = 0
         for rows in (1, 16, 3):
             for member in members:
@@ -426,12 +426,12 @@ def test_a_life_of_a_pipeline(
             for batch in range(count - len(members) + 1, count + 1):
                 check(ear, batch, model, rows)
         check_no_blocks(backend, *members)
-        assert not [event for event in ear.events if isinstance(event, ReplicaCompleted)]
+        assert not [event for event in ear.events if isinstance(event, WorkerCompleted)]
         for member in members:
             count += 1
             run(backend, count, member, 16)
         held(backend)  # batches are in the pipeline while it completes
-        await ear.hear(ReplicaCompleted, count=len(members))
+        await ear.hear(WorkerCompleted, count=len(members))
         await ear.hear(Finished, count=count)
         for member in members:
             count += 1
@@ -444,7 +444,7 @@ def test_a_life_of_a_pipeline(
         check_no_blocks(backend, *members)
         for member in members:
             backend.stop(member)
-        await ear.hear(ReplicaStopped, count=len(members))
+        await ear.hear(WorkerStopped, count=len(members))
         assert lost(ear) == []
 
     play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
@@ -462,7 +462,7 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
 ) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 1, 2, 4), A, B, C)
-        await ear.hear(ReplicaReady, count=3)
+        await ear.hear(WorkerReady, count=3)
         os.kill(pid_of(backend, C), signal.SIGSTOP)
         run(backend, 1, A, 16)
         pipeline = backend._replicas[A].pipeline
@@ -473,8 +473,8 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
         run(backend, 3, B, 16)
         await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
         os.kill(pid_of(backend, B), signal.SIGKILL)
-        gone = await ear.hear(ReplicaLost)
-        assert gone == ReplicaLost(B, "its process was killed by SIGKILL")
+        gone = await ear.hear(WorkerLost)
+        assert gone == WorkerLost(B, "its process was killed by SIGKILL")
         assert [event for event in lost(ear) if isinstance(event, BatchLost)] == [
             BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
         ]
@@ -482,7 +482,7 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
         await ear.hear(Finished)
         check(ear, 1, model, 16)
         held(backend)
-        await ear.hear(ReplicaCompleted, count=2)
+        await ear.hear(WorkerCompleted, count=2)
         run(backend, 4, A, 5)
         run(backend, 5, C, 16)
         await ear.hear(Finished, count=3)
@@ -508,17 +508,17 @@ def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        await ear.hear(ReplicaReady, count=2)
+        await ear.hear(WorkerReady, count=2)
         os.kill(pid_of(backend, B), signal.SIGSTOP)
         run(backend, 1, A, 16)
         pipeline = backend._replicas[A].pipeline
         assert pipeline is not None
         await until(lambda: pipeline.computes(1, 1))
         os.kill(pid_of(backend, A), signal.SIGKILL)
-        await ear.hear(ReplicaLost)
+        await ear.hear(WorkerLost)
         os.kill(pid_of(backend, B), signal.SIGCONT)
         held(backend)
-        assert await ear.hear(ReplicaCompleted) == ReplicaCompleted(B)
+        assert await ear.hear(WorkerCompleted) == WorkerCompleted(B)
         run(backend, 2, B, 16)
         await ear.hear(Finished)
         check(ear, 2, model, 16)
@@ -534,7 +534,7 @@ def test_inputs_that_the_model_refuses_fail_their_batch_only(
 ) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        await ear.hear(ReplicaReady, count=2)
+        await ear.hear(WorkerReady, count=2)
         run(backend, 1, A, 2, width=WIDTH - 1)
         run(backend, 2, B, 2)
         failed = await ear.hear(BatchFailed)
@@ -555,7 +555,7 @@ def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
 ) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        await ear.hear(ReplicaReady, count=2)
+        await ear.hear(WorkerReady, count=2)
         monkeypatch.setattr(ProcessPipeline, "takes", lambda *_: False)
         run(backend, 1, A, 2)
         failed = await ear.hear(BatchFailed)
@@ -573,13 +573,13 @@ def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        await ear.hear(ReplicaReady, count=2)
+        await ear.hear(WorkerReady, count=2)
         backend._give_up(backend._replicas[B], "it fell silent")
         run(backend, 1, A, 2)
         assert await ear.hear(BatchLost) == BatchLost(BatchId(1), A, "another part of its pipeline is lost")
-        assert await ear.hear(ReplicaLost) == ReplicaLost(B, "it fell silent")
+        assert await ear.hear(WorkerLost) == WorkerLost(B, "it fell silent")
         held(backend)
-        await ear.hear(ReplicaCompleted)
+        await ear.hear(WorkerCompleted)
         run(backend, 2, A, 3)
         await ear.hear(Finished)
         check(ear, 2, model, 3)
@@ -596,8 +596,8 @@ def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        await ear.hear(ReplicaLost, count=2)
-        errors = {event.replica: event.error for event in ear.events if isinstance(event, ReplicaLost)}
+        await ear.hear(WorkerLost, count=2)
+        errors = {event.worker: event.error for event in ear.events if isinstance(event, WorkerLost)}
         assert errors.keys() == {A, B}
         assert all(Path(made.cut.blocks[3].file).name in error for error in errors.values()), errors  # type: ignore[union-attr]
         assert not backend._replicas
@@ -613,13 +613,13 @@ def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: P
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, bounds, A)
-        gone = await ear.hear(ReplicaLost)
-        assert isinstance(gone, ReplicaLost)
+        gone = await ear.hear(WorkerLost)
+        assert isinstance(gone, WorkerLost)
         assert "cannot serve" in gone.error
         assert "must have all 4 blocks" in gone.error
         start(backend, (0, 2, 4), A, B, variant="whole")
-        await ear.hear(ReplicaLost, count=3)
-        assert ear.events[-1] == ReplicaLost(B, "the model of 'whole' of 'stage' is not cut into blocks")
+        await ear.hear(WorkerLost, count=3)
+        assert ear.events[-1] == WorkerLost(B, "the model of 'whole' of 'stage' is not cut into blocks")
 
     play(scene, {"skips": made, "whole": structs.replace(made, cut=None)})
 
@@ -630,7 +630,7 @@ def test_stopping_before_all_parts_are_there_stops_all(model: Path, tmp_path: Pa
         start(backend, (0, 2, 4), A, B)
         backend.stop(A)
         backend.stop(B)
-        await ear.hear(ReplicaStopped, count=2)
+        await ear.hear(WorkerStopped, count=2)
         assert lost(ear) == []
 
     play(scene, {"skips": servable(model, tmp_path)})
@@ -785,8 +785,8 @@ def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
     finally:
         running.close()
     records = [record for _, record in check_log(running)]
-    assert sum(isinstance(record, StartReplica) for record in records) == 2
-    assert not [record for record in records if isinstance(record, ReplicaLost | BatchLost | BatchFailed)]
+    assert sum(isinstance(record, StartWorker) for record in records) == 2
+    assert not [record for record in records if isinstance(record, WorkerLost | BatchLost | BatchFailed)]
     (decided, *_) = [each.why for each in records if isinstance(each, Decided) and each.kind == "provision"]
     assert f"1 pipeline of 2 parts, cut before layer {cut}" in decided
 
@@ -816,7 +816,7 @@ def test_a_part_killed_under_load_costs_no_answer(
     finally:
         running.close()
     records = [record for _, record in check_log(running)]
-    assert sum(isinstance(record, ReplicaLost) for record in records) == 1
+    assert sum(isinstance(record, WorkerLost) for record in records) == 1
     assert [each for each in records if isinstance(each, Decided) and each.kind == "pipeline"]
     finished = {record.batch for record in records if isinstance(record, Finished)}
     unfinished = next(each for each in records if isinstance(each, StartBatch) and each.batch not in finished)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from sloop.actions import (
     Action,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.load import load_application
@@ -33,10 +33,10 @@ from sloop.events import (
     Finished,
     Planned,
     Promoted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.serve.planner import Definition, Differ, Follower, PlannerProcess, PlanRequest
 from sloop.systems.setup import build, definition_of, set_up
@@ -114,12 +114,12 @@ class Mirrored:
 
     def _obey(self, action: Action) -> None:
         match action:
-            case StartReplica():
-                self._later.append((self.now_ns + ms(300), ReplicaReady(action.replica)))
-            case StopReplica():
-                self._later.append((self.now_ns + ms(1), ReplicaStopped(action.replica)))
-            case ResizeReplica():
-                self._later.append((self.now_ns + ms(1), Resized(action.replica, action.cores)))
+            case StartWorker():
+                self._later.append((self.now_ns + ms(300), WorkerReady(action.worker)))
+            case StopWorker():
+                self._later.append((self.now_ns + ms(1), WorkerStopped(action.worker)))
+            case ResizeWorker():
+                self._later.append((self.now_ns + ms(1), WorkerResized(action.worker, action.cores)))
             case StartBatch():
                 done = Finished(action.batch, action.replica, ms(4))
                 self._later.append((self.now_ns + ms(4 + 3 * len(action.requests)), done))
@@ -196,7 +196,7 @@ def test_the_process_sees_what_the_core_shows(seed: int) -> None:
         mirrored.run(ms(chance.choice((1, 200, 1500))))
         event = chance.random()
         if event < 0.08 and mirrored.core.state.replicas:
-            mirrored.tell(ReplicaLost(chance.choice(list(mirrored.core.state.replicas)), "killed"))
+            mirrored.tell(WorkerLost(chance.choice(list(mirrored.core.state.replicas)), "killed"))
         elif event < 0.16:
             version += 1
             new = definition("a", str(version), chance.choice((1, 2)))

@@ -11,8 +11,9 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 
+from sloop.actions import StartWorker
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resized
+from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady, WorkerResized
 from sloop.profile.examine import examine
 from sloop.profile.model import THREAD_COUNTS
 from sloop.profile.threads import VARIABLES
@@ -154,8 +155,8 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
     path = crops(tmp_path)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, SPEC))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([said(b"to be or"), said(b""), said(b"not")]))
         await ear.hear(Finished)
         assert [(words.shape, bytes(words.data)) for words, _ in ear.outputs[BatchId(1)]] == [
@@ -169,7 +170,7 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
         assert failed.error == "the model raised RuntimeError"
         assert failed.detail.startswith("RuntimeError: no such word (crops.py:")
         backend.resize(A, 2)
-        await ear.hear(Resized)
+        await ear.hear(WorkerResized)
         for batch in range(3, 50):  # until the object for two threads is made
             backend.run(BatchId(batch), A, run_of([said(b"x")]))
             await ear.hear(Finished, count=batch - 1)
@@ -186,9 +187,9 @@ def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> N
     crops(tmp_path, CROPS.replace("self.threads = threads", "raise MemoryError('too large')"))
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        backend.start(StartWorker(A, SPEC))
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert "crops.py:10: its class 'Model' cannot be made: MemoryError: too large" in lost.error
 
     play(scene, {"text": servable})
@@ -329,12 +330,12 @@ def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.
     row = [Tensor("FP32", (1, 1), bytes(4))]
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, SPEC))
+        await ear.hear(WorkerReady)
         for number, cores in enumerate((1, 2, 1), 1):
             if number > 1:
                 backend.resize(A, cores)
-                await ear.hear(Resized, count=number - 1)
+                await ear.hear(WorkerResized, count=number - 1)
             backend.run(BatchId(number), A, run_of([row]))
             await ear.hear(Finished, count=number)
             found = np.frombuffer(ear.outputs[BatchId(number)][0][0].data, np.int64)

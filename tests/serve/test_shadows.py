@@ -21,17 +21,15 @@ import uvloop
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
+from sloop.actions import StartWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.events import (
     Finished,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.profile.examine import Declared, examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
@@ -48,14 +46,14 @@ from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
 from tests.hosts import Hosts
 from tests.serve.fleet import Fleet, Load, until
 from tests.serve.rig import run_of
 from tests.serve.test_live import TWO_CORES, check_each_ended_once, live_driver
 from tests.serve.test_local_backend import Ear, play
 
-A, B = ReplicaId(1), ReplicaId(2)
+A, B, SHADOW, OTHER = (WorkerId(number) for number in (1, 2, 7, 8))
 ENDS = ("r1", "r2", "sum", "y")
 ROWS_MAX = 8
 
@@ -336,17 +334,22 @@ def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
     np.testing.assert_allclose(got, answers(model, inputs(rows)), atol=1e-6)
 
 
-def shadow_pid(backend: LocalBackend, replica: ReplicaId = A) -> int:
-    found = backend.shadow_pid(replica)
+def pid_of(backend: LocalBackend, worker: WorkerId = SHADOW) -> int:
+    found = backend.pid(worker)
     assert found is not None
     return found
 
 
+def start_shadow(backend: LocalBackend, worker: WorkerId, shadow: Shadow = PAIR, body: ReplicaId = A) -> None:
+    variant = "skips" if body == A else "whole"
+    backend.start(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shadow=shadow), body))
+
+
 async def paired(backend: LocalBackend, ear: Ear) -> None:
-    backend.start(A, spec())
-    await ear.hear(ReplicaReady)
-    backend.start_shadow(A, 7, PAIR)
-    assert await ear.hear(ShadowReady) == ShadowReady(A, 7)
+    backend.start(StartWorker(A, spec()))
+    await ear.hear(WorkerReady)
+    start_shadow(backend, SHADOW)
+    assert await ear.hear(WorkerReady, count=2) == WorkerReady(SHADOW)
 
 
 @pytest.mark.live
@@ -358,20 +361,20 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
             backend.run(BatchId(batch), A, run_of(batch_of(rows)))
             await ear.hear(Finished, count=batch + 1)
             check(ear, batch, model, rows)
-        pid = shadow_pid(backend)
-        backend.stop_shadow(A, 7)
-        assert await ear.hear(ShadowStopped) == ShadowStopped(A, 7)
+        pid = pid_of(backend)
+        backend.stop(SHADOW)
+        assert await ear.hear(WorkerStopped) == WorkerStopped(SHADOW)
         assert str(pid) not in os.listdir("/proc")
         backend.run(BatchId(9), A, run_of(batch_of(4)))
         await ear.hear(Finished, count=5)
         check(ear, 9, model, 4)
-        backend.start_shadow(A, 8, Shadow(1.0, (0, 1, 2)))
-        assert await ear.hear(ShadowReady, count=2) == ShadowReady(A, 8)
-        pid = shadow_pid(backend)
+        start_shadow(backend, OTHER, Shadow(1.0, (0, 1, 2)))
+        assert await ear.hear(WorkerReady, count=3) == WorkerReady(OTHER)
+        pid = pid_of(backend, OTHER)
         backend.stop(A)
-        await ear.hear(ReplicaStopped)
+        assert await ear.hear(WorkerStopped, count=2) == WorkerStopped(A)
         assert str(pid) not in os.listdir("/proc")
-        assert not [event for event in ear.events if isinstance(event, ShadowLost | ReplicaLost)]
+        assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
     play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
 
@@ -381,23 +384,23 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
 def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path, tmp_path: Path, way: int) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         await paired(backend, ear)
-        pid = shadow_pid(backend)
+        pid = pid_of(backend)
         os.kill(pid, signal.SIGSTOP)  # so that the batch waits for it
         backend.run(BatchId(1), A, run_of(batch_of(8)))
         await asyncio.sleep(0.1)
         os.kill(pid, way)
         await ear.hear(Finished)
         check(ear, 1, model, 8)
-        lost = await ear.hear(ShadowLost)
-        assert isinstance(lost, ShadowLost)
-        assert (lost.replica, lost.number) == (A, 7)
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
+        assert lost.worker == SHADOW
         assert "in time" in lost.error if way == signal.SIGSTOP else "SIGKILL" in lost.error or "ended" in lost.error
         assert str(pid) not in os.listdir("/proc")
         backend.run(BatchId(2), A, run_of(batch_of(3)))
         await ear.hear(Finished, count=2)
         check(ear, 2, model, 3)
-        backend.start_shadow(A, 8, PAIR)
-        assert await ear.hear(ShadowReady, count=2) == ShadowReady(A, 8)
+        start_shadow(backend, OTHER)
+        assert await ear.hear(WorkerReady, count=3) == WorkerReady(OTHER)
         backend.run(BatchId(3), A, run_of(batch_of(8)))
         await ear.hear(Finished, count=3)
         check(ear, 3, model, 8)
@@ -409,8 +412,8 @@ def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path,
 @pytest.mark.live
 def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         done, is_over = 0, False
 
         async def load() -> None:
@@ -423,19 +426,20 @@ def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp
 
         loading = asyncio.create_task(load())
         for number in range(3):
-            backend.start_shadow(A, number, Shadow(1.0, ((0, 1), (0, 2), (1, 2, 3))[number]))
-            await ear.hear(ShadowReady, count=number + 1)
+            shadow = WorkerId(7 + number)
+            start_shadow(backend, shadow, Shadow(1.0, ((0, 1), (0, 2), (1, 2, 3))[number]))
+            await ear.hear(WorkerReady, count=number + 2)
             await ear.hear(Finished, count=done + 8)
             if number == 1:
                 backend.resize(A, 0.5)
-                await ear.hear(Resized)
-            backend.stop_shadow(A, number)
-            await ear.hear(ShadowStopped, count=number + 1)
+                await ear.hear(WorkerResized)
+            backend.stop(shadow)
+            await ear.hear(WorkerStopped, count=number + 1)
         is_over = True
         await loading
         for batch in range(done):
             check(ear, batch, model, 1 + batch % 8)
-        assert not [event for event in ear.events if isinstance(event, ShadowLost)]
+        assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
     play(scene, {"skips": servable(model, tmp_path)})
 
@@ -446,19 +450,20 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         await paired(backend, ear)
-        shadow, body = shadow_pid(backend), backend.pid(A)
-        assert body is not None
-        os.kill(body, signal.SIGKILL)
-        await ear.hear(ReplicaLost)
+        shadow = pid_of(backend)
+        os.kill(pid_of(backend, A), signal.SIGKILL)
+        await ear.hear(WorkerLost)
         assert str(shadow) not in os.listdir("/proc")
-        assert not [event for event in ear.events if isinstance(event, ShadowLost)]
-        backend.start_shadow(A, 8, PAIR)  # too late: its replica's end is its own
-        backend.start(B, ReplicaSpec("stage", "whole", Slot(1.0), "here"))
-        await ear.hear(ReplicaReady, count=2)
-        backend.start_shadow(B, 9, PAIR)
-        assert await ear.hear(ShadowLost) == ShadowLost(B, 9, "the model of 'whole' of 'stage' is not cut into blocks")
-        backend.stop_shadow(B, 9)
-        assert await ear.hear(ShadowStopped) == ShadowStopped(B, 9)
+        start_shadow(backend, OTHER)  # too late: its replica's end is its own
+        backend.start(StartWorker(B, ReplicaSpec("stage", "whole", Slot(1.0), "here")))
+        await ear.hear(WorkerReady, count=3)
+        assert [event.worker for event in ear.events if isinstance(event, WorkerLost)] == [A]
+        start_shadow(backend, WorkerId(9), body=B)
+        assert await ear.hear(WorkerLost, count=2) == WorkerLost(
+            WorkerId(9), "the model of 'whole' of 'stage' is not cut into blocks"
+        )
+        backend.stop(WorkerId(9))
+        assert await ear.hear(WorkerStopped) == WorkerStopped(WorkerId(9))
 
     play(scene, {"skips": whole, "whole": structs.replace(whole, cut=None)})
 
@@ -466,12 +471,12 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
 @pytest.mark.live
 def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, spec())
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
         shutil.rmtree(tmp_path)
-        backend.start_shadow(A, 1, PAIR)
-        lost = await ear.hear(ShadowLost)
-        assert isinstance(lost, ShadowLost)
+        start_shadow(backend, SHADOW)
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert ".onnx" in lost.error
         backend.run(BatchId(1), A, run_of(batch_of(5)))
         await ear.hear(Finished)
@@ -509,7 +514,7 @@ def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp
     async def main() -> None:
         wiring = wire(setup.application.graph, {key: each.signature for key, each in models.items()})
         async with live_driver(setup, models, wiring) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
             asked = 0
 
             async def burst(kind: type, count: int = 1) -> None:
@@ -520,13 +525,12 @@ def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp
                     live.ask(Tensor("FP32", (1, 64), inputs(1 + asked % 8)[0].tobytes()))
                     await asyncio.sleep(0.01)
 
-            await burst(ShadowReady)
-            pid = live.backend.shadow_pid(next(r.replica for _, r in live.log if isinstance(r, ShadowReady)))
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await burst(ShadowReady, 2)
+            await burst(WorkerReady, 2)
+            shadow = next(r.worker for _, r in live.log if isinstance(r, StartWorker) and r.replica is not None)
+            os.kill(pid_of(live.backend, shadow), signal.SIGKILL)
+            await burst(WorkerReady, 3)
             await burst(Finished, 3 + sum(isinstance(record, Finished) for _, record in live.log))
-            await live.until(ShadowStopped)
+            await live.until(WorkerStopped)
             await live.all_answered()
             outcomes = check_each_ended_once(live)
             assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
@@ -536,7 +540,7 @@ def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp
             checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
             for now_ns, record in live.log:
                 checkers.append(now_ns, record)
-            assert sum(isinstance(record, ShadowLost) for _, record in live.log) == 1
+            assert [record.worker for _, record in live.log if isinstance(record, WorkerLost)] == [shadow]
             assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
 
     uvloop.run(main())

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import uvloop
 
-from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
 from sloop.events import (
     Event,
     NodeLost,
     NodeReady,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
     TransferFailed,
     Transferred,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.serve import agent as module
 from sloop.serve import peers
@@ -65,7 +65,7 @@ def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         servable = self.servable(spec.stage, spec.variant)
         assert servable is not None
         assert Path(servable.model).read_bytes() == CONTENT
-        self._report(ReplicaReady(replica))
+        self._report(WorkerReady(replica))
 
     monkeypatch.setattr(LocalBackend, "start", start)
     monkeypatch.setattr(module, "machine", lambda: "another machine")
@@ -119,7 +119,9 @@ class Rig:
         return TransferId(self._last)
 
     def start(self, number: int, node: str, transfer: TransferId | None = None) -> None:
-        self.backend.start(ReplicaId(number), ReplicaSpec("stage", "echo", Slot(0.1), node), transfer)
+        self.backend.start(
+            StartWorker(ReplicaId(number), ReplicaSpec("stage", "echo", Slot(0.1), node), transfer=transfer)
+        )
 
     async def over(self, *nodes: str, transfer: int = 0) -> None:
         """These nodes have the weights."""
@@ -198,13 +200,13 @@ def test_a_chain_passes_on_what_it_receives_and_its_nodes_say_so(store: BadStore
         transfer = rig.send(STORE, ONE, TWO, THREE)
         rig.start(7, TWO, transfer)
         await until(lambda: rig.part_bytes(THREE) > HALF - 2 * peers.READ_BYTES)
-        assert not rig.said(Transferred, ReplicaReady), "half of it has come"
+        assert not rig.said(Transferred, WorkerReady), "half of it has come"
         hold.set()
         await rig.over(ONE, TWO, THREE)
         assert rig.is_whole(ONE, TWO, THREE)
-        await until(lambda: bool(rig.said(ReplicaReady)))
+        await until(lambda: bool(rig.said(WorkerReady)))
         place = [type(event) for event in rig.events if getattr(event, "node", TWO) in (TWO, "")]
-        assert place.index(Transferred) < place.index(ReplicaReady)
+        assert place.index(Transferred) < place.index(WorkerReady)
 
     play(tmp_path, with_checksum(store.url), scene)
     assert store.sent_bytes["/model.bin"] == len(CONTENT)
@@ -290,9 +292,9 @@ def test_eight_starts_on_a_node_wait_for_one_transfer(store: BadStore, tmp_path:
         transfer = rig.send(STORE, ONE)
         for number in range(7):
             rig.start(number, ONE, transfer)
-        await until(lambda: len(rig.said(ReplicaReady)) == 7)
+        await until(lambda: len(rig.said(WorkerReady)) == 7)
         rig.start(7, ONE, transfer)  # the core did not know yet that it is over
-        await until(lambda: len(rig.said(ReplicaReady)) == 8)
+        await until(lambda: len(rig.said(WorkerReady)) == 8)
 
     play(tmp_path, with_checksum(store.url), scene)
     assert len(store.asked("/model.bin")) == 1
@@ -315,7 +317,7 @@ def test_a_node_says_what_it_has_and_forgets_what_is_evicted(store: BadStore, tm
         found = {event.node.name: event.weights for event in rig.said(NodeReady)}
         assert found == {ONE: (WEIGHTS,), TWO: ()}
         rig.start(1, ONE)
-        await until(lambda: bool(rig.said(ReplicaReady)))
+        await until(lambda: bool(rig.said(WorkerReady)))
 
     play(tmp_path, with_checksum(store.url), scene)
     play(tmp_path, with_checksum(store.url), again)
@@ -327,14 +329,14 @@ def test_what_a_worker_uses_is_evicted_when_it_has_gone(store: BadStore, tmp_pat
     async def scene(rig: Rig) -> None:
         await rig.join(ONE)
         rig.start(1, ONE, rig.send(STORE, ONE))
-        await until(lambda: bool(rig.said(ReplicaReady)))
+        await until(lambda: bool(rig.said(WorkerReady)))
         rig.backend.evict(Evict(ONE, WEIGHTS))
         rig.send(ONE, ONE)  # is answered after it
         await rig.over(ONE, transfer=1)
         assert rig.is_whole(ONE)
         rig.backend.evict(Evict(ONE, WEIGHTS))
         rig.backend.stop(ReplicaId(1))
-        await until(lambda: bool(rig.said(ReplicaStopped)))
+        await until(lambda: bool(rig.said(WorkerStopped)))
         await until(lambda: not rig.files(ONE))
 
     play(tmp_path, with_checksum(store.url), scene)
@@ -348,7 +350,7 @@ def test_what_is_not_kept_comes_for_each_start_and_goes_with_it(store: BadStore,
         for number in range(2):
             rig.start(number, ONE, rig.send(STORE, ONE, is_kept=False))
         rig.start(2, TWO, rig.send(STORE, TWO, is_kept=False))
-        await until(lambda: len(rig.said(ReplicaReady)) == 3)
+        await until(lambda: len(rig.said(WorkerReady)) == 3)
         assert [len(rig.files(name)) for name in (ONE, TWO)] == [2, 1]
         for number in range(3):
             rig.backend.stop(ReplicaId(number))
@@ -364,7 +366,7 @@ def test_receivers_of_what_is_not_kept_pass_it_on(store: BadStore, tmp_path: Pat
         transfer = rig.send(STORE, ONE, TWO, is_kept=False)
         for number, name in enumerate((ONE, TWO)):
             rig.start(number, name, transfer)
-        await until(lambda: len(rig.said(ReplicaReady)) == 2)
+        await until(lambda: len(rig.said(WorkerReady)) == 2)
 
     play(tmp_path, with_checksum(store.url), scene)
     assert len(store.asked("/model.bin")) == 1
@@ -382,9 +384,9 @@ def test_what_nobody_needs_any_more_is_deleted_and_the_chain_goes_on(store: BadS
         rig.backend.cancel_transfer(CancelTransfer(transfer, TWO))
         await until(lambda: not rig.files(TWO))
         hold.set()
-        await until(lambda: len(rig.said(ReplicaReady)) == 2)
+        await until(lambda: len(rig.said(WorkerReady)) == 2)
         assert {event.node for event in rig.said(Transferred)} == {ONE, THREE}
-        assert not rig.said(TransferFailed, ReplicaLost)
+        assert not rig.said(TransferFailed, WorkerLost)
         rig.backend.cancel_transfer(CancelTransfer(transfer, ONE))  # it has come already
 
     play(tmp_path, with_checksum(store.url), scene)
@@ -421,14 +423,14 @@ def test_weights_that_do_not_come_cost_the_starts_that_wait_and_leave_nothing(
         store.files["/model.bin"] = served
         transfer = rig.send(STORE, ONE, TWO)
         rig.start(1, TWO, transfer)
-        await until(lambda: len(rig.said(TransferFailed)) == 2 and bool(rig.said(ReplicaLost)))
+        await until(lambda: len(rig.said(TransferFailed)) == 2 and bool(rig.said(WorkerLost)))
         assert all(told in event.error for event in rig.said(TransferFailed)), rig.said(TransferFailed)
-        (lost,) = rig.said(ReplicaLost)
+        (lost,) = rig.said(WorkerLost)
         assert lost.error.startswith("its weights do not come: ")
         assert told in lost.error
         assert not rig.files(ONE) + rig.files(TWO), "nothing half-started is left"
         rig.start(2, TWO, transfer)
-        await until(lambda: len(rig.said(ReplicaLost)) == 2)
+        await until(lambda: len(rig.said(WorkerLost)) == 2)
         store.files["/model.bin"] = replace(Served(CONTENT))
         if budget_bytes >= len(CONTENT):
             rig.send(STORE, ONE, TWO)
@@ -449,7 +451,7 @@ def test_a_full_disk_is_named(store: BadStore, tmp_path: Path, monkeypatch: pyte
         await rig.join(ONE)
         monkeypatch.setattr(os, "statvfs", full)
         rig.start(1, ONE, rig.send(STORE, ONE))
-        await until(lambda: bool(rig.said(ReplicaLost)))
+        await until(lambda: bool(rig.said(WorkerLost)))
         (failed,) = rig.said(TransferFailed)
         assert "no space left on the disk" in failed.error
         assert not rig.files(ONE)
@@ -468,8 +470,8 @@ def test_orders_for_nodes_that_have_gone_and_models_of_no_store(store: BadStore,
         (failed,) = rig.said(TransferFailed)
         assert failed == TransferFailed(TransferId(5), ONE, "a file of the server comes from no store")
         rig.start(1, ONE, TransferId(5))
-        await until(lambda: bool(rig.said(ReplicaLost)))
-        assert rig.said(ReplicaLost)[0].error == "its weights do not come: nothing was ordered"
+        await until(lambda: bool(rig.said(WorkerLost)))
+        assert rig.said(WorkerLost)[0].error == "its weights do not come: nothing was ordered"
 
     play(tmp_path, with_checksum(store.url), scene)
 

@@ -26,11 +26,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
+from sloop.actions import StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped
+from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
 from sloop.serve import weights
-from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, StartWorker, StopWorker
+from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, WorkerOrder
 from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
@@ -1057,7 +1058,7 @@ class HeardSession(AgentSession):
         return self.made[-1]
 
     def start(self, number: int, variant: str) -> None:
-        self.on_record(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1))))
+        self.on_record(WorkerOrder(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1)))))
 
     def events(self, kind: type) -> list[Any]:
         return [each.event for each in self.said if isinstance(each.event, kind)]
@@ -1077,12 +1078,12 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         session = HeardSession(folder, servables)
         for number, variant in enumerate(("away", "away", "missing", "away")):
             session.start(number, variant)
-        session.on_record(StopWorker(ReplicaId(3)))
-        assert session.said[-1] == AgentReport(ReplicaStopped(ReplicaId(3))), "while its model is being fetched"
-        await until(lambda: len(session.events(ReplicaReady)) == 2)
-        steps = [event.step for event in session.events(ReplicaProgressed) if event.replica == 0]
+        session.on_record(WorkerOrder(StopWorker(ReplicaId(3), "")))
+        assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
+        await until(lambda: len(session.events(WorkerReady)) == 2)
+        steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
         assert steps == ["fetching", "spawning", "loading", "warming"]
-        (lost,) = session.events(ReplicaLost)
+        (lost,) = session.events(WorkerLost)
         assert lost.error.startswith("/not/here.onnx is not on this node: put it where all nodes can read it")
         (cache,) = session.made
         (model,) = cache.models.models()
@@ -1092,8 +1093,8 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         with pytest.raises(MachineError, match="are in use"):
             cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
         for number in range(2):
-            session.on_record(StopWorker(ReplicaId(number)))
-        await until(lambda: len(session.events(ReplicaStopped)) == 3)
+            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+        await until(lambda: len(session.events(WorkerStopped)) == 3)
         cache.models.reserve(part, TransferState(), 10**9, "a model")
         assert not cache.models.models(), "nobody used it any more"
         await session.close()
@@ -1128,8 +1129,8 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
         model = (await (await session._shared_cache()).fetch(ModelSource.of(url))).parent.parent
 
         def answers() -> None:
-            session.on_record(StopWorker(ReplicaId(99)))
-            assert session.said[-1] == AgentReport(ReplicaStopped(ReplicaId(99)))
+            session.on_record(WorkerOrder(StopWorker(ReplicaId(99), "")))
+            assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(99)))
 
         with held(folder):
             session.on_record(EvictWeights(url))
@@ -1139,7 +1140,7 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
             session.start(0, "away")  # it must not find what is about to go
             await asyncio.sleep(0.2)
         await until(lambda: len(store.asked("/m.bin")) == 2)
-        await until(lambda: len(session.events(ReplicaLost)) == 1)  # it is no model that a worker could load
+        await until(lambda: len(session.events(WorkerLost)) == 1)  # it is no model that a worker could load
         session.on_record(EvictWeights(url))
         await until(lambda: not model.exists())
         path = await session.made[0].fetch(ModelSource.of(url), pin=True)
@@ -1179,10 +1180,10 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
         session = HeardSession(folder, {("stage", "v"): structs.replace(servable, model="/not/here.onnx")})
         for number in range(2):
             session.start(number, "v")
-        await until(lambda: len(session.events(ReplicaReady)) == 2)
+        await until(lambda: len(session.events(WorkerReady)) == 2)
         for number in range(2):
-            session.on_record(StopWorker(ReplicaId(number)))
-        await until(lambda: len(session.events(ReplicaStopped)) == 2)
+            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+        await until(lambda: len(session.events(WorkerStopped)) == 2)
         await session.close()
 
     asyncio.run(main())
@@ -1211,25 +1212,25 @@ def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path
         session = HeardSession(folder, {("stage", "v"): away})
         for number in range(2):
             session.start(number, "v")
-        await until(lambda: len(session.events(ReplicaReady)) == 2)
+        await until(lambda: len(session.events(WorkerReady)) == 2)
         [entry] = (folder / IN_CACHE).iterdir()
         path.with_name("m.data").write_bytes(bytes(len(weights)))
         session.start(2, "v")
-        await until(lambda: len(session.events(ReplicaReady)) == 3)
+        await until(lambda: len(session.events(WorkerReady)) == 3)
         assert (entry / "files" / "m.data").read_bytes() == weights
         collect(folder / IN_CACHE)
         assert entry.exists()
         for number in range(3):
-            session.on_record(StopWorker(ReplicaId(number)))
-        await until(lambda: len(session.events(ReplicaStopped)) == 3)
+            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+        await until(lambda: len(session.events(WorkerStopped)) == 3)
         collect(folder / IN_CACHE)
         assert not entry.exists()
         session.start(3, "v")
-        await until(lambda: len(session.events(ReplicaLost)) == 1)
+        await until(lambda: len(session.events(WorkerLost)) == 1)
         path.unlink()
         session.start(4, "v")
-        await until(lambda: len(session.events(ReplicaLost)) == 2)
-        changed, gone = session.events(ReplicaLost)
+        await until(lambda: len(session.events(WorkerLost)) == 2)
+        changed, gone = session.events(WorkerLost)
         assert changed.error.startswith(f"{path}: it has the digest ")
         assert gone.error.startswith(f"{path} is not on this node: put it where all nodes can read it")
         await session.close()
@@ -1243,7 +1244,7 @@ def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadSto
     async def main() -> None:
         session = HeardSession(folder, {("stage", "away"): servable})
         session.start(0, "away")
-        await until(lambda: bool(session.events(ReplicaLost)))
+        await until(lambda: bool(session.events(WorkerLost)))
         assert "none.onnx" in session.said[-1].event.error
         assert "404" in session.said[-1].event.error
         await session.close()

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sloop.actions import StartWorker
 from sloop.app.load import load_application
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady
+from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady
 from sloop.memory import give_back, is_out_of_memory, own_bytes
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
@@ -149,8 +150,8 @@ def asked(mib: int) -> list[Tensor]:
 @on_linux
 def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, SPEC))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(3000)]))
         failed = await ear.hear(BatchFailed)
         assert isinstance(failed, BatchFailed)
@@ -166,14 +167,14 @@ def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
 @on_linux
 def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, SPEC))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(-350)]))
         await ear.hear(Finished)
         backend.run(BatchId(2), A, run_of([asked(-350)]))
         await ear.hear(BatchFailed)
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert "GiB after a request that needed more memory than a worker of this model may take" in lost.error
 
     play(scene, growing(tmp_path, 512 * MIB))
@@ -183,9 +184,9 @@ def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: 
 @on_linux
 def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        lost = await ear.hear(ReplicaLost)
-        assert isinstance(lost, ReplicaLost)
+        backend.start(StartWorker(A, SPEC))
+        lost = await ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
         assert "GiB when it is loaded, and may take 0.000977" in lost.error
         assert "raise `limits: {worker_bytes: …}` of the application" in lost.error
 
@@ -215,8 +216,8 @@ def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path)
     path.write_text(EXPANDS, encoding="utf-8")
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, SPEC)
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, SPEC))
+        await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None
         usual_bytes = own_bytes(pid)

@@ -16,11 +16,11 @@ from sloop.actions import (
     Decided,
     End,
     ReleaseNode,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     VersionState,
 )
 from sloop.app.application import Application, Stage, SystemChoice, Variant
@@ -34,8 +34,8 @@ from sloop.events import (
     NodeLost,
     NodeReady,
     NodeReleased,
-    ReplicaLost,
-    ReplicaReady,
+    WorkerLost,
+    WorkerReady,
 )
 from sloop.policies.drop import Age, Never
 from sloop.policies.order import Edf
@@ -78,8 +78,8 @@ def start(**changes: object) -> Tamper:
 
 
 def times(order: Action, count: int) -> list[Action]:
-    assert isinstance(order, StartReplica)
-    return [replace(order, replica=ReplicaId(100 * order.replica + number)) for number in range(count)]
+    assert isinstance(order, StartWorker)
+    return [replace(order, replica=ReplicaId(100 * order.worker + number)) for number in range(count)]
 
 
 MUTATIONS: dict[str, tuple[Tamper, str]] = {
@@ -109,35 +109,35 @@ MUTATIONS: dict[str, tuple[Tamper, str]] = {
     "a batch is larger than planned": (start(requests=tuple(RequestId(id) for id in range(5))), "allows up to 4"),
     "a replica that does not exist is used": (start(replica=ReplicaId(77)), "does not exist"),
     "a replica is stopped and used": (
-        once(StartBatch, lambda order: [StopReplica(order.replica, "no reason"), order]),
+        once(StartBatch, lambda order: [StopWorker(order.replica, "no reason"), order]),
         "not ready or drains",
     ),
     "a replica is stopped twice": (
-        once(StartBatch, lambda order: [StopReplica(order.replica, "one"), StopReplica(order.replica, "two"), order]),
+        once(StartBatch, lambda order: [StopWorker(order.replica, "one"), StopWorker(order.replica, "two"), order]),
         "ordered to stop twice",
     ),
     "cores are given out twice": (
-        once(StartReplica, lambda order: times(order, 20), after=1),
+        once(StartWorker, lambda order: times(order, 20), after=1),
         "has 16 cores and gives",
     ),
     "a replica grows beyond its node": (
-        once(StartBatch, lambda order: [ResizeReplica(order.replica, 40.0), order]),
+        once(StartBatch, lambda order: [ResizeWorker(order.replica, 40.0), order]),
         "has 16 cores and gives",
     ),
     "a replica is left without cores": (
-        once(StartBatch, lambda order: [ResizeReplica(order.replica, 0.0), order]),
+        once(StartBatch, lambda order: [ResizeWorker(order.replica, 0.0), order]),
         "without cores",
     ),
     "a replica is on hardware that its node is not": (
-        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, slot=Slot(1.0, "gpu")))], after=1),
+        once(StartWorker, lambda order: [replace(order, spec=replace(order.spec, slot=Slot(1.0, "gpu")))], after=1),
         "is of kind custom, not gpu",
     ),
     "a replica is on a device that its node does not have": (
-        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, device="gpu0"))], after=1),
+        once(StartWorker, lambda order: [replace(order, spec=replace(order.spec, device="gpu0"))], after=1),
         "has no device gpu0",
     ),
     "a replica is of a stage that nobody deployed": (
-        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, stage="other"))], after=1),
+        once(StartWorker, lambda order: [replace(order, spec=replace(order.spec, stage="other"))], after=1),
         "of no application version",
     ),
     "a node that is always there is acquired": (
@@ -153,7 +153,7 @@ MUTATIONS: dict[str, tuple[Tamper, str]] = {
         "version 1 of 'scene' was serving",
     ),
     "a replica is on no node": (
-        once(StartReplica, lambda order: [replace(order, spec=replace(order.spec, node="moon"))], after=1),
+        once(StartWorker, lambda order: [replace(order, spec=replace(order.spec, node="moon"))], after=1),
         "no node 'moon'",
     ),
 }
@@ -245,12 +245,12 @@ def check(records: Sequence[tuple[int, Record]]) -> None:
 
 def test_time_must_not_go_back() -> None:
     with pytest.raises(Violation, match="time goes back from 5 ns"):
-        check([(5, ReplicaReady(ReplicaId(0))), (4, ReplicaReady(ReplicaId(0)))])
+        check([(5, WorkerReady(ReplicaId(0))), (4, WorkerReady(ReplicaId(0)))])
 
 
 def test_actions_belong_to_the_instant_of_their_event() -> None:
     with pytest.raises(Violation, match="another instant"):
-        check([(5, ReplicaReady(ReplicaId(0))), (6, End(RequestId(0), Outcome.SERVED))])
+        check([(5, WorkerReady(ReplicaId(0))), (6, End(RequestId(0), Outcome.SERVED))])
 
 
 def test_a_request_arrives_once_and_not_before_it_was_sent() -> None:
@@ -269,7 +269,7 @@ def test_an_answer_needs_every_stage() -> None:
 def test_only_newcomers_are_rejected_and_what_a_model_has_refused() -> None:
     request, end = Request(RequestId(0), 1, 2, 100), End(RequestId(0), Outcome.REJECTED)
     with pytest.raises(Violation, match="not on arrival"):
-        check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, end)])
+        check([(2, request), (3, WorkerReady(ReplicaId(0))), (3, end)])
     failed = BatchFailed(BatchId(0), ReplicaId(0), "no cat")
     with pytest.raises(Violation, match="not on arrival, not by its model"):
         check([(2, request), (3, failed), (3, end)])
@@ -299,7 +299,7 @@ def test_a_request_that_neither_waits_nor_runs_is_not_dropped() -> None:
     """The model has refused its tensors: it fails."""
     begin: tuple[Step, ...] = (
         (WOKE, Decided("plan", "why", plan=plan_of(1.0)), in_room("first")),
-        (ReplicaReady(ReplicaId(0)),),
+        (WorkerReady(ReplicaId(0)),),
         (Request(RequestId(0), 0, 0, 100), StartBatch(BatchId(0), ReplicaId(0), "first", (RequestId(0),))),
     )
     refused = Finished(BatchId(0), ReplicaId(0), 1, faults=(0,))
@@ -319,8 +319,8 @@ def test_a_batch_is_no_larger_than_the_model_takes_even_if_the_plan_says_so() ->
     records: list[tuple[int, Record]] = [
         (0, WOKE),
         (0, Decided("plan", "too much", plan=plan)),
-        (0, StartReplica(ReplicaId(0), spec)),
-        (1, ReplicaReady(ReplicaId(0))),
+        (0, StartWorker(ReplicaId(0), spec)),
+        (1, WorkerReady(ReplicaId(0))),
         *((2, Request(id, 2, 2, 100)) for id in ids),
         (2, StartBatch(BatchId(0), ReplicaId(0), "first", ids)),
     ]
@@ -630,11 +630,11 @@ def follow(checkers: Checkers, *steps: Step) -> Checkers:
 # Nodes that come and go
 
 RENTED = Node("rented", "custom", 4.0, 10, on_demand=True)
-GONE = ReplicaLost(ReplicaId(0), "why")
+GONE = WorkerLost(ReplicaId(0), "why")
 
 
-def in_room(stage: str, node: str = "custom-0", id: int = 0) -> StartReplica:
-    return StartReplica(ReplicaId(id), ReplicaSpec(stage, "first", Slot(1.0, "custom"), node))
+def in_room(stage: str, node: str = "custom-0", id: int = 0) -> StartWorker:
+    return StartWorker(ReplicaId(id), ReplicaSpec(stage, "first", Slot(1.0, "custom"), node))
 
 
 START, ACQUIRE, RELEASE = in_room("first", "rented"), AcquireNode("rented"), ReleaseNode("rented")
@@ -705,7 +705,7 @@ def batch_of(stage: str, *ids: int, batch: int = 0, replica: int = 0) -> StartBa
     return StartBatch(BatchId(batch), ReplicaId(replica), stage, tuple(map(RequestId, ids)))
 
 
-SERVING_B: tuple[Step, ...] = ((WOKE, planned("b/first"), in_room("b/first")), (ReplicaReady(ReplicaId(0)),))
+SERVING_B: tuple[Step, ...] = ((WOKE, planned("b/first"), in_room("b/first")), (WorkerReady(ReplicaId(0)),))
 DEPLOYED: tuple[Step, ...] = ((Deployed("a", "2", {}), rollout("2", VersionState.STARTING, 0.0)),)
 CANARY: tuple[Step, ...] = (*DEPLOYED, (WOKE, rollout("2", VersionState.CANARY, 0.1)))
 RETIRED: tuple[Step, ...] = (
@@ -744,17 +744,17 @@ def test_a_request_is_served_by_a_version_of_its_application_that_serves(
 def test_a_version_replaces_another_and_no_request_is_lost() -> None:
     checkers = several(
         (WOKE, planned("a/first"), in_room("a/first")),
-        (ReplicaReady(ReplicaId(0)),),
+        (WorkerReady(ReplicaId(0)),),
         (sent(0), batch_of("a/first", 0)),
         *DEPLOYED,
         (WOKE, planned("a@2/first"), in_room("a@2/first", id=1)),
-        (ReplicaReady(ReplicaId(1)),),
+        (WorkerReady(ReplicaId(1)),),
         (WOKE, rollout("2", VersionState.SERVING), rollout("1", VersionState.RETIRING, 0.0)),
         (sent(1), Assigned(RequestId(1), "a@2"), batch_of("a@2/first", 1, batch=1, replica=1)),
         (Finished(BatchId(0), ReplicaId(0), 1), End(RequestId(0), Outcome.SERVED)),
         (Finished(BatchId(1), ReplicaId(1), 1), End(RequestId(1), Outcome.SERVED)),
-        (WOKE, StopReplica(ReplicaId(0), "it retires")),
-        (ReplicaLost(ReplicaId(0), "gone"),),
+        (WOKE, StopWorker(ReplicaId(0), "it retires")),
+        (WorkerLost(ReplicaId(0), "gone"),),
         (WOKE, rollout("1", VersionState.RETIRED, 0.0)),
         (sent(2),),
         (sent(3, "b"), End(RequestId(3), Outcome.REJECTED)),
@@ -770,11 +770,11 @@ def test_the_batches_of_a_group_are_as_large_as_the_group_allows() -> None:
     groups = (Group(ReplicaSpec("first", "first", small), 1, 1), Group(ReplicaSpec("first", "first", large), 1))
     plan = Plan((StagePlan("first", groups, batch_max=2),), "two groups")
     starts = [
-        StartReplica(ReplicaId(id), ReplicaSpec("first", "first", slot, "custom-0"))
+        StartWorker(ReplicaId(id), ReplicaSpec("first", "first", slot, "custom-0"))
         for id, slot in enumerate((small, large))
     ]
     begin: list[Step] = [(WOKE, Decided("plan", "two", plan=plan), *starts)]
-    begin += [(ReplicaReady(ReplicaId(id)),) for id in range(2)]
+    begin += [(WorkerReady(ReplicaId(id)),) for id in range(2)]
     requests: list[Step] = [(Request(RequestId(id), 0, 0, 100),) for id in range(2)]
 
     def run(replica: int) -> None:

@@ -11,10 +11,10 @@ from sloop.actions import (
     Decided,
     Evict,
     ReleaseNode,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
 )
 from sloop.app.graph import Each, Graph, GraphStage
@@ -26,13 +26,13 @@ from sloop.events import (
     NodeLost,
     NodeReady,
     NodeReleased,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
     TransferFailed,
     Transferred,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.profile.profile import Amdahl, Profile, Startup
 from sloop.runlog.durations import VariantKey
@@ -115,15 +115,15 @@ def play_until(cluster: Cluster, until_ns: int) -> list[tuple[int, Event]]:
 
 
 def started(cluster: Cluster, cores: float = 1.0) -> Cluster:
-    cluster.obey(0, StartReplica(R0, spec(cores)))
+    cluster.obey(0, StartWorker(R0, spec(cores)))
     play_until(cluster, ms(0))
     return cluster
 
 
 def test_a_start_progresses_and_is_ready_after_its_cold_start() -> None:
     cluster = cluster_of(start_ms=300)
-    cluster.obey(ms(5), StartReplica(R0, spec()))
-    assert play_until(cluster, s(1)) == [(ms(5), ReplicaProgressed(R0, "loading")), (ms(305), ReplicaReady(R0))]
+    cluster.obey(ms(5), StartWorker(R0, spec()))
+    assert play_until(cluster, s(1)) == [(ms(5), WorkerProgressed(R0, "loading")), (ms(305), WorkerReady(R0))]
 
 
 def test_a_batch_takes_what_the_profile_says_for_its_size_and_cores() -> None:
@@ -138,7 +138,7 @@ def test_a_replica_that_was_idle_has_saved_cpu_time() -> None:
     assert play_until(cluster, s(1)) == [(ms(130), Finished(BatchId(1), R0, ms(30)))]
     cluster.start_batch(ms(130), batch(2, size=2))
     assert play_until(cluster, s(1)) == [(ms(170), Finished(BatchId(2), R0, ms(40)))]
-    cluster.obey(ms(170), ResizeReplica(R0, 1.0))
+    cluster.obey(ms(170), ResizeWorker(R0, 1.0))
     play_until(cluster, ms(170))
     cluster.start_batch(ms(300), batch(3, size=2))
     assert play_until(cluster, s(1)) == [(ms(320), Finished(BatchId(3), R0, ms(20)))], "whole cores have no quota"
@@ -147,10 +147,10 @@ def test_a_replica_that_was_idle_has_saved_cpu_time() -> None:
 def test_a_resize_counts_from_the_next_batch() -> None:
     cluster = started(cluster_of(resize_ms=50))
     cluster.start_batch(0, batch(0, size=4))
-    cluster.obey(0, ResizeReplica(R0, 4.0))
+    cluster.obey(0, ResizeWorker(R0, 4.0))
     assert play_until(cluster, ms(45)) == [(ms(40), Finished(BatchId(0), R0, ms(40)))]
     cluster.start_batch(ms(45), batch(1, size=4))
-    assert play_until(cluster, ms(90)) == [(ms(50), Resized(R0, 4.0)), (ms(85), Finished(BatchId(1), R0, ms(40)))]
+    assert play_until(cluster, ms(90)) == [(ms(50), WorkerResized(R0, 4.0)), (ms(85), Finished(BatchId(1), R0, ms(40)))]
     cluster.start_batch(ms(90), batch(2, size=4))
     assert play_until(cluster, ms(100)) == [(ms(100), Finished(BatchId(2), R0, ms(10)))]
 
@@ -158,33 +158,33 @@ def test_a_resize_counts_from_the_next_batch() -> None:
 def test_a_resize_rescales_what_remains_where_the_world_says_so() -> None:
     cluster = started(cluster_of(resize_ms=20, in_flight="rescale"))
     cluster.start_batch(0, batch(0, size=4))
-    cluster.obey(0, ResizeReplica(R0, 2.0))
-    assert play_until(cluster, s(1)) == [(ms(20), Resized(R0, 2.0)), (ms(30), Finished(BatchId(0), R0, ms(30)))]
+    cluster.obey(0, ResizeWorker(R0, 2.0))
+    assert play_until(cluster, s(1)) == [(ms(20), WorkerResized(R0, 2.0)), (ms(30), Finished(BatchId(0), R0, ms(30)))]
 
 
 def test_resizes_take_effect_in_the_order_they_were_given() -> None:
     cluster = started(cluster_of(resize_ms=20))
-    cluster.obey(0, ResizeReplica(R0, 2.0))
-    cluster.obey(ms(1), ResizeReplica(R0, 3.0))
-    assert [event for _, event in play_until(cluster, s(1))] == [Resized(R0, 2.0), Resized(R0, 3.0)]
+    cluster.obey(0, ResizeWorker(R0, 2.0))
+    cluster.obey(ms(1), ResizeWorker(R0, 3.0))
+    assert [event for _, event in play_until(cluster, s(1))] == [WorkerResized(R0, 2.0), WorkerResized(R0, 3.0)]
 
 
 def test_what_was_under_way_dies_with_the_replica() -> None:
     cluster = started(cluster_of(resize_ms=20))
     cluster.start_batch(0, batch(0))
-    cluster.obey(0, ResizeReplica(R0, 2.0))
-    cluster.obey(ms(1), StopReplica(R0, "no use for it"))
-    cluster.obey(ms(1), StopReplica(R0, "said twice"))
+    cluster.obey(0, ResizeWorker(R0, 2.0))
+    cluster.obey(ms(1), StopWorker(R0, "no use for it"))
+    cluster.obey(ms(1), StopWorker(R0, "said twice"))
     cluster.start_batch(ms(1), batch(1))
-    assert play_until(cluster, s(1)) == [(ms(1), ReplicaStopped(R0))]
+    assert play_until(cluster, s(1)) == [(ms(1), WorkerStopped(R0))]
     assert not cluster.void
 
 
 def test_a_starting_replica_that_is_stopped_is_never_ready() -> None:
     cluster = cluster_of(start_ms=300)
-    cluster.obey(0, StartReplica(R0, spec()))
-    cluster.obey(ms(10), StopReplica(R0, "not needed any more"))
-    assert [type(event) for _, event in play_until(cluster, s(1))] == [ReplicaStopped]
+    cluster.obey(0, StartWorker(R0, spec()))
+    cluster.obey(ms(10), StopWorker(R0, "not needed any more"))
+    assert [type(event) for _, event in play_until(cluster, s(1))] == [WorkerStopped]
 
 
 def test_notes_are_no_orders() -> None:
@@ -198,26 +198,26 @@ def test_a_crash_loses_the_replica_and_its_batch() -> None:
     cluster = started(cluster_of(FaultRates(crash_mtbf_s=0.001)))
     cluster.start_batch(0, batch(0, size=4))
     told = play_until(cluster, s(1))
-    assert [event for _, event in told] == [ReplicaLost(R0, "the worker process died")]
+    assert [event for _, event in told] == [WorkerLost(R0, "the worker process died")]
 
 
 def test_a_node_takes_all_its_replicas_down_and_starts_none_until_it_is_repaired() -> None:
     cluster = started(cluster_of(FaultRates(node_mtbf_s=0.5, node_repair_s=1000.0)))
     lost, *rest = play_until(cluster, s(10))
     assert lost[1] == NodeLost("n0", "it went down")
-    assert rest == [(lost[0], ReplicaLost(R0, "node n0 went down"))]
-    cluster.obey(s(10), StartReplica(ReplicaId(1), spec()))
-    assert play_until(cluster, s(10)) == [(s(10), ReplicaLost(ReplicaId(1), "node n0 is not ready"))]
+    assert rest == [(lost[0], WorkerLost(R0, "node n0 went down"))]
+    cluster.obey(s(10), StartWorker(ReplicaId(1), spec()))
+    assert play_until(cluster, s(10)) == [(s(10), WorkerLost(ReplicaId(1), "node n0 is not ready"))]
     repaired = (lost[0] + s(1000), NodeReady(N0))
     assert play_until(cluster, repaired[0]) == [repaired]
-    cluster.obey(repaired[0], StartReplica(ReplicaId(2), spec()))
-    assert (repaired[0], ReplicaReady(ReplicaId(2))) in play_until(cluster, repaired[0])
+    cluster.obey(repaired[0], StartWorker(ReplicaId(2), spec()))
+    assert (repaired[0], WorkerReady(ReplicaId(2))) in play_until(cluster, repaired[0])
 
 
 def test_a_node_is_ready_when_it_has_been_acquired_and_gone_when_it_has_been_released() -> None:
     cluster = cluster_of()
-    cluster.obey(s(1), StartReplica(R0, spec(hardware="quick", node="n1")))
-    assert play_until(cluster, s(1)) == [(s(1), ReplicaLost(R0, "node n1 is not ready"))]
+    cluster.obey(s(1), StartWorker(R0, spec(hardware="quick", node="n1")))
+    assert play_until(cluster, s(1)) == [(s(1), WorkerLost(R0, "node n1 is not ready"))]
     cluster.obey(s(1), AcquireNode("n1"))
     assert play_until(cluster, s(100)) == [(s(61), NodeReady(RENTED))]
     cluster.obey(s(100), ReleaseNode("n1"))
@@ -229,10 +229,10 @@ def test_a_node_is_ready_when_it_has_been_acquired_and_gone_when_it_has_been_rel
 def test_what_is_ordered_in_the_first_microsecond_of_a_warm_world_is_there_at_once() -> None:
     cluster = cluster_of(start_ms=300, warm=True)
     cluster.obey(5, AcquireNode("n1"))
-    cluster.obey(6, StartReplica(R0, spec()))
-    assert play_until(cluster, 10) == [(5, NodeReady(RENTED)), (6, ReplicaReady(R0))]
-    cluster.obey(ms(1), StartReplica(ReplicaId(1), spec()))
-    assert play_until(cluster, s(1))[-1] == (ms(301), ReplicaReady(ReplicaId(1)))
+    cluster.obey(6, StartWorker(R0, spec()))
+    assert play_until(cluster, 10) == [(5, NodeReady(RENTED)), (6, WorkerReady(R0))]
+    cluster.obey(ms(1), StartWorker(ReplicaId(1), spec()))
+    assert play_until(cluster, s(1))[-1] == (ms(301), WorkerReady(ReplicaId(1)))
 
 
 def test_the_provider_may_have_no_node_left() -> None:
@@ -258,10 +258,10 @@ def test_an_outage_takes_the_node_in_use_and_nobody_gets_it_before_it_is_over() 
     cluster = cluster_of(FaultRates(outage_at_s=100.0, outage_s=80.0))
     cluster.obey(0, AcquireNode("n1"))
     play_until(cluster, s(60))
-    cluster.obey(s(61), StartReplica(R0, spec(hardware="quick", node="n1")))
+    cluster.obey(s(61), StartWorker(R0, spec(hardware="quick", node="n1")))
     assert play_until(cluster, s(100))[-2:] == [
         (s(100), NodeLost("n1", "it went down")),
-        (s(100), ReplicaLost(R0, "node n1 went down")),
+        (s(100), WorkerLost(R0, "node n1 went down")),
     ]
     cluster.obey(s(110), AcquireNode("n1"))
     assert play_until(cluster, s(170)) == [(s(170), NodeLost("n1", "no quick is available"))]
@@ -274,11 +274,11 @@ def test_an_outage_of_a_node_that_is_always_there_ends_by_itself() -> None:
     cluster = started(cluster_of(FaultRates(outage_at_s=1.0, outage_s=2.0)))
     assert play_until(cluster, s(4)) == [
         (s(1), NodeLost("n0", "it went down")),
-        (s(1), ReplicaLost(R0, "node n0 went down")),
+        (s(1), WorkerLost(R0, "node n0 went down")),
         (s(3), NodeReady(N0)),
     ]
     cluster.stop_faults(s(4))
-    cluster.obey(s(4), StartReplica(ReplicaId(1), spec()))
+    cluster.obey(s(4), StartWorker(ReplicaId(1), spec()))
     assert all(not isinstance(event, NodeLost) for _, event in play_until(cluster, s(50)))
 
 
@@ -310,7 +310,7 @@ def test_a_replica_is_as_fast_as_its_kind_of_hardware() -> None:
     cluster = cluster_of(warm=True)
     cluster.obey(0, AcquireNode("n1"))
     play_until(cluster, 0)
-    cluster.obey(1, StartReplica(R0, spec(hardware="quick", node="n1")))
+    cluster.obey(1, StartWorker(R0, spec(hardware="quick", node="n1")))
     play_until(cluster, 1)
     cluster.start_batch(ms(1), batch(0))
     assert play_until(cluster, s(1)) == [(ms(6), Finished(BatchId(0), R0, ms(5)))]
@@ -318,20 +318,20 @@ def test_a_replica_is_as_fast_as_its_kind_of_hardware() -> None:
 
 def test_a_start_may_fail() -> None:
     cluster = cluster_of(FaultRates(failed_start=1.0), start_ms=100)
-    cluster.obey(0, StartReplica(R0, spec()))
-    assert [type(event) for _, event in play_until(cluster, s(1))] == [ReplicaProgressed, ReplicaLost]
+    cluster.obey(0, StartWorker(R0, spec()))
+    assert [type(event) for _, event in play_until(cluster, s(1))] == [WorkerProgressed, WorkerLost]
 
 
 def test_a_slow_start_is_slow() -> None:
     cluster = cluster_of(FaultRates(slow_start=1.0), start_ms=100)
-    cluster.obey(0, StartReplica(R0, spec()))
-    assert play_until(cluster, s(1))[-1] == (ms(500), ReplicaReady(R0))
+    cluster.obey(0, StartWorker(R0, spec()))
+    assert play_until(cluster, s(1))[-1] == (ms(500), WorkerReady(R0))
 
 
 def test_a_machine_may_refuse_a_resize() -> None:
     cluster = started(cluster_of(FaultRates(refused_resize=1.0)))
-    cluster.obey(0, ResizeReplica(R0, 8.0))
-    assert play_until(cluster, s(1)) == [(0, Resized(R0, 1.0))]
+    cluster.obey(0, ResizeWorker(R0, 8.0))
+    assert play_until(cluster, s(1)) == [(0, WorkerResized(R0, 1.0))]
 
 
 def test_a_straggler_takes_longer() -> None:
@@ -364,12 +364,15 @@ def test_news_may_be_lost_late_or_repeated() -> None:
 def test_a_healed_cluster_breaks_no_more() -> None:
     faults = FaultRates(crash_mtbf_s=0.01, node_mtbf_s=0.01, failed_start=1.0, failed_batch=1.0, refused_resize=1.0)
     cluster = cluster_of(faults, start_ms=100)
-    cluster.obey(0, StartReplica(R0, spec()))
+    cluster.obey(0, StartWorker(R0, spec()))
     cluster.stop_faults(0)
-    assert play_until(cluster, ms(100))[-1] == (ms(100), ReplicaReady(R0))
+    assert play_until(cluster, ms(100))[-1] == (ms(100), WorkerReady(R0))
     cluster.start_batch(ms(100), batch(0))
-    cluster.obey(ms(100), ResizeReplica(R0, 2.0))
-    assert [event for _, event in play_until(cluster, s(100))] == [Resized(R0, 2.0), Finished(BatchId(0), R0, ms(10))]
+    cluster.obey(ms(100), ResizeWorker(R0, 2.0))
+    assert [event for _, event in play_until(cluster, s(100))] == [
+        WorkerResized(R0, 2.0),
+        Finished(BatchId(0), R0, ms(10)),
+    ]
 
 
 def test_a_healed_cluster_repairs_its_nodes() -> None:
@@ -395,7 +398,7 @@ def test_news_say_where_requests_go_next_however_late_or_often_they_come() -> No
     assert play_until(calm, s(1)) == [(ms(40), Finished(BatchId(0), R0, ms(40), expected))]
     resized = started(cluster_of(resize_ms=20, in_flight="rescale", branches=branches()))
     resized.start_batch(0, batch(0, size=4))
-    resized.obey(0, ResizeReplica(R0, 2.0))
+    resized.obey(0, ResizeWorker(R0, 2.0))
     assert play_until(resized, s(1))[-1] == (ms(30), Finished(BatchId(0), R0, ms(30), expected))
     repeated = started(cluster_of(FaultRates(repeated_finished=1.0, late_finished=1.0), branches=branches()))
     repeated.start_batch(0, batch(0, size=4))
@@ -441,9 +444,9 @@ def sharing(
 HUNDRED = ModelWeights("a", 100_000_000)
 
 
-def provided(number: int, node: str, transfer: int | None = None) -> StartReplica:
+def provided(number: int, node: str, transfer: int | None = None) -> StartWorker:
     brought = None if transfer is None else TransferId(transfer)
-    return StartReplica(ReplicaId(number), spec(node=node), brought)
+    return StartWorker(ReplicaId(number), spec(node=node), transfer=brought)
 
 
 def transfer(number: int, source: str, *receivers: str, is_kept: bool = True) -> Transfer:
@@ -478,7 +481,7 @@ def test_a_chain_goes_on_without_a_link_that_is_lost() -> None:
     cluster.happen(ms(500), -1, NodeFailed("n1"))
     told = play_until(cluster, s(9))
     assert transferred(told) == [(s(1), 0, "n0"), (s(1), 0, "n2")]
-    assert (ms(500), ReplicaLost(R1, "node n1 went down")) in told
+    assert (ms(500), WorkerLost(R1, "node n1 went down")) in told
     assert not any(isinstance(event, TransferFailed) for _, event in told)
 
 
@@ -493,9 +496,9 @@ def test_when_the_source_is_lost_nobody_gets_the_rest() -> None:
     told = play_until(cluster, s(9))
     failed = [(now_ns, event.node) for now_ns, event in told if isinstance(event, TransferFailed)]
     assert failed == [(ms(2500), "n1"), (ms(2500), "n2")]
-    assert (ms(2500), ReplicaLost(R0, "its weights do not come")) in told
+    assert (ms(2500), WorkerLost(R0, "its weights do not come")) in told
     cluster.obey(s(10), provided(1, "n1", 1))
-    assert play_until(cluster, s(11)) == [(s(10), ReplicaLost(R1, "its weights do not come"))]
+    assert play_until(cluster, s(11)) == [(s(10), WorkerLost(R1, "its weights do not come"))]
 
 
 def test_a_transfer_that_is_cancelled_leaves_its_links_to_others() -> None:
@@ -531,7 +534,7 @@ def test_what_is_not_kept_is_for_those_who_wait_alone() -> None:
     cluster.obey(0, provided(0, "n0", 0))
     told = play_until(cluster, s(5))
     assert steps(told)[-1] == (ms(1800), "ready")
-    cluster.obey(s(5), StartReplica(R1, spec(node="n0")))
+    cluster.obey(s(5), StartWorker(R1, spec(node="n0")))
     assert steps(play_until(cluster, s(9)), R1)[0] == (s(5), "fetching")
 
 
@@ -540,21 +543,21 @@ def test_in_a_warm_world_the_first_weights_are_there_at_once() -> None:
     cluster = cluster_of(start_ms=800.0, warm=True, weights=weights)
     cluster.obey(0, transfer(0, STORE, "n0"))
     cluster.obey(0, provided(0, "n0", 0))
-    assert play_until(cluster, s(1)) == [(0, Transferred(TransferId(0), "n0")), (0, ReplicaReady(R0))]
+    assert play_until(cluster, s(1)) == [(0, Transferred(TransferId(0), "n0")), (0, WorkerReady(R0))]
 
 
 def steps(told: list[tuple[int, Event]], replica: ReplicaId = R0) -> list[tuple[int, str]]:
     """What a replica reported, and when."""
     return [
-        (now_ns, event.step if isinstance(event, ReplicaProgressed) else "ready")
+        (now_ns, event.step if isinstance(event, WorkerProgressed) else "ready")
         for now_ns, event in told
-        if isinstance(event, ReplicaProgressed | ReplicaReady) and event.replica == replica
+        if isinstance(event, WorkerProgressed | WorkerReady) and event.worker == replica
     ]
 
 
 def test_a_start_fetches_the_weights_and_then_goes_through_its_steps() -> None:
     cluster = fetching()
-    cluster.obey(ms(5), StartReplica(R0, spec()))
+    cluster.obey(ms(5), StartWorker(R0, spec()))
     assert steps(play_until(cluster, s(9))) == [
         (ms(5), "fetching"),
         (ms(1005), "spawning"),
@@ -562,7 +565,7 @@ def test_a_start_fetches_the_weights_and_then_goes_through_its_steps() -> None:
         (ms(1305), "warming"),
         (ms(1405), "ready"),
     ]
-    cluster.obey(s(10), StartReplica(R1, spec()))
+    cluster.obey(s(10), StartWorker(R1, spec()))
     assert [step for _, step in steps(play_until(cluster, s(19)), R1)] == ["spawning", "loading", "warming", "ready"]
     assert cluster.pending[0][0] == FOREVER_NS
 
@@ -571,14 +574,14 @@ def test_a_replica_takes_a_worker_that_waits_on_its_node_and_starts_without_a_ne
     parts = structs.replace(PROFILE, startup=Startup(process_s=5.0, weights_s=2.0, first_batch_s=1.0))
     cluster = cluster_of(start_ms=800, profiles={("only", "a", "slow"): parts}, spares=1)
     for number, at_ns in enumerate((ms(100), ms(200), ms(1100))):
-        cluster.obey(at_ns, StartReplica(ReplicaId(number), spec()))
-    ready = {event.replica: now_ns for now_ns, event in play_until(cluster, s(9)) if isinstance(event, ReplicaReady)}
+        cluster.obey(at_ns, StartWorker(ReplicaId(number), spec()))
+    ready = {event.worker: now_ns for now_ns, event in play_until(cluster, s(9)) if isinstance(event, WorkerReady)}
     assert ready == {R0: ms(400), R1: ms(1000), ReplicaId(2): ms(1400)}, "the second finds none"
 
 
 def test_a_start_with_a_worker_that_waits_goes_through_the_other_steps() -> None:
     cluster = fetching(spares=1)
-    cluster.obey(ms(5), StartReplica(R0, spec()))
+    cluster.obey(ms(5), StartWorker(R0, spec()))
     told = steps(play_until(cluster, s(9)))
     assert told == [(ms(5), "fetching"), (ms(1005), "loading"), (ms(1205), "warming"), (ms(1305), "ready")]
 
@@ -589,8 +592,8 @@ def test_a_start_that_fails_does_so_before_it_would_be_ready() -> None:
     lost_ns = []
     for spares in (0, 1):
         cluster = cluster_of(FaultRates(failed_start=1.0), start_ms=800, profiles=profiles, spares=spares)
-        cluster.obey(ms(5), StartReplica(R0, spec()))
-        lost_ns += [now_ns - ms(5) for now_ns, event in play_until(cluster, s(9)) if isinstance(event, ReplicaLost)]
+        cluster.obey(ms(5), StartWorker(R0, spec()))
+        lost_ns += [now_ns - ms(5) for now_ns, event in play_until(cluster, s(9)) if isinstance(event, WorkerLost)]
     assert lost_ns[1] == lost_ns[0] * 300 // 800
 
 
@@ -598,10 +601,10 @@ def test_a_second_start_waits_for_the_same_weights_and_one_elsewhere_shares_the_
     cluster = fetching(start_ms=0)
     cluster.obey(0, AcquireNode("n1"))
     play_until(cluster, s(60))
-    cluster.obey(s(60), StartReplica(R0, spec()))
-    cluster.obey(s(60), StartReplica(ReplicaId(2), spec(hardware="quick", node="n1")))
+    cluster.obey(s(60), StartWorker(R0, spec()))
+    cluster.obey(s(60), StartWorker(ReplicaId(2), spec(hardware="quick", node="n1")))
     told = play_until(cluster, s(60) + ms(500))
-    cluster.obey(s(60) + ms(500), StartReplica(R1, spec()))
+    cluster.obey(s(60) + ms(500), StartWorker(R1, spec()))
     told += play_until(cluster, s(70))
     assert steps(told) == [(s(60), "fetching"), (s(62), "ready")]
     assert steps(told, R1) == [(s(60) + ms(500), "fetching"), (s(62), "ready")]
@@ -612,12 +615,12 @@ def test_a_start_that_is_stopped_while_it_fetches_leaves_the_link_to_others() ->
     cluster = fetching(start_ms=0)
     cluster.obey(0, AcquireNode("n1"))
     play_until(cluster, s(60))
-    cluster.obey(s(60), StartReplica(R0, spec()))
-    cluster.obey(s(60), StartReplica(R1, spec(hardware="quick", node="n1")))
+    cluster.obey(s(60), StartWorker(R0, spec()))
+    cluster.obey(s(60), StartWorker(R1, spec(hardware="quick", node="n1")))
     told = play_until(cluster, s(61))
-    cluster.obey(s(61), StopReplica(R0, "not needed any more"))
+    cluster.obey(s(61), StopWorker(R0, "not needed any more"))
     told += play_until(cluster, s(70))
-    assert (s(61), ReplicaStopped(R0)) in told
+    assert (s(61), WorkerStopped(R0)) in told
     assert steps(told) == [(s(60), "fetching")]
     assert steps(told, R1) == [(s(60), "fetching"), (s(61) + ms(500), "ready")]
     assert not cluster.void
@@ -625,19 +628,19 @@ def test_a_start_that_is_stopped_while_it_fetches_leaves_the_link_to_others() ->
 
 def test_a_node_that_fails_or_is_released_loses_its_weights() -> None:
     cluster = fetching(FaultRates(node_mtbf_s=1e9, node_repair_s=2.0), start_ms=0)
-    cluster.obey(0, StartReplica(R0, spec()))
+    cluster.obey(0, StartWorker(R0, spec()))
     play_until(cluster, ms(500))
     cluster.happen(ms(500), -1, NodeFailed("n0"))
     told = play_until(cluster, s(3))
-    assert (ms(500), ReplicaLost(R0, "node n0 went down")) in told
-    cluster.obey(s(3), StartReplica(R1, spec()))
+    assert (ms(500), WorkerLost(R0, "node n0 went down")) in told
+    cluster.obey(s(3), StartWorker(R1, spec()))
     assert steps(play_until(cluster, s(9)), R1) == [(s(3), "fetching"), (s(4), "ready")]
     cluster.obey(s(10), AcquireNode("n1"))
     play_until(cluster, s(70))
     for number, at_ns in enumerate((s(70), s(180)), start=2):
-        cluster.obey(at_ns, StartReplica(ReplicaId(number), spec(hardware="quick", node="n1")))
+        cluster.obey(at_ns, StartWorker(ReplicaId(number), spec(hardware="quick", node="n1")))
         assert steps(play_until(cluster, at_ns + s(9)), ReplicaId(number))[0] == (at_ns, "fetching")
-        cluster.obey(at_ns + s(9), StopReplica(ReplicaId(number), ""))
+        cluster.obey(at_ns + s(9), StopWorker(ReplicaId(number), ""))
         cluster.obey(at_ns + s(9), ReleaseNode("n1"))
         cluster.obey(at_ns + s(9), AcquireNode("n1"))
         play_until(cluster, at_ns + s(80))
@@ -645,21 +648,21 @@ def test_a_node_that_fails_or_is_released_loses_its_weights() -> None:
 
 def test_a_start_may_fail_after_its_weights_have_come() -> None:
     cluster = fetching(FaultRates(failed_start=1.0, slow_start=1.0))
-    cluster.obey(0, StartReplica(R0, spec()))
+    cluster.obey(0, StartWorker(R0, spec()))
     told = play_until(cluster, s(9))
-    assert told[0] == (0, ReplicaProgressed(R0, "fetching"))
-    (lost_ns,) = (now_ns for now_ns, event in told if isinstance(event, ReplicaLost))
+    assert told[0] == (0, WorkerProgressed(R0, "fetching"))
+    (lost_ns,) = (now_ns for now_ns, event in told if isinstance(event, WorkerLost))
     assert s(1) < lost_ns < s(3)
     assert (0, "ready") not in steps(told)
     healed = fetching(FaultRates(failed_start=1.0))
-    healed.obey(0, StartReplica(R0, spec()))
+    healed.obey(0, StartWorker(R0, spec()))
     healed.stop_faults(ms(1))
     assert steps(play_until(healed, s(9)))[-1] == (ms(1400), "ready")
 
 
 def test_the_first_replicas_of_a_warm_world_have_their_weights() -> None:
     cluster = fetching(warm=True)
-    cluster.obey(5, StartReplica(R0, spec()))
-    assert play_until(cluster, 5) == [(5, ReplicaReady(R0))]
-    cluster.obey(s(1), StartReplica(R1, spec()))
+    cluster.obey(5, StartWorker(R0, spec()))
+    assert play_until(cluster, 5) == [(5, WorkerReady(R0))]
+    cluster.obey(s(1), StartWorker(R1, spec()))
     assert steps(play_until(cluster, s(9)), R1)[0] == (s(1), "spawning")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import End, ResizeReplica, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import End, ResizeWorker, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
 from sloop.core.protocols import Scale
@@ -18,10 +18,10 @@ from sloop.events import (
     BatchLost,
     Event,
     Finished,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
     TransferFailed,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
 )
 from sloop.profile.pipelines import moving_ms, passed_line, stations_ms, whole_ms
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Quadratic, Startup
@@ -72,10 +72,10 @@ def cluster(*, length_ms: float = 900.0, startup: Startup = START) -> Cluster:
     return cluster_of(start_ms=length_ms, nodes=nodes, profiles=profiles, weights=places)
 
 
-def part(place: int, transfer: int | None = None, *, node: str = "") -> StartReplica:
+def part(place: int, transfer: int | None = None, *, node: str = "") -> StartWorker:
     brought = None if transfer is None else TransferId(transfer)
     made = Part(PipelineId(0), place, BOUNDS)
-    return StartReplica(ReplicaId(place), spec(node=node or f"n{place}"), brought, made)
+    return StartWorker(ReplicaId(place), spec(node=node or f"n{place}"), transfer=brought, part=made)
 
 
 def layers(number: int, node: str, brings: LayerSet, completes: ReplicaId | None = None) -> Transfer:
@@ -100,11 +100,11 @@ def serving(startup: Startup = START) -> Cluster:
 
 
 def ready(told: list[tuple[int, Event]]) -> list[tuple[int, ReplicaId]]:
-    return [(now_ns, each.replica) for now_ns, each in told if isinstance(each, ReplicaReady)]
+    return [(now_ns, each.worker) for now_ns, each in told if isinstance(each, WorkerReady)]
 
 
 def completed(told: list[tuple[int, Event]]) -> list[tuple[int, ReplicaId]]:
-    return [(now_ns, each.replica) for now_ns, each in told if isinstance(each, ReplicaCompleted)]
+    return [(now_ns, each.worker) for now_ns, each in told if isinstance(each, WorkerCompleted)]
 
 
 def batch(number: int, replica: ReplicaId) -> StartBatch:
@@ -125,7 +125,7 @@ def test_parts_load_their_share_and_then_the_rest() -> None:
     made.obey(s(3), layers(3, "n1", LayerSet(1, 3).others, R1))
     told = play_until(made, s(9))
     assert completed(told) == [(s(4) + ms(300), R1), (s(5) + ms(600), R0)], "1 and 2 s of transfer, the rest of 900 ms"
-    made.obey(s(9), StartReplica(R2, spec(node="n0")))
+    made.obey(s(9), StartWorker(R2, spec(node="n0")))
     assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
 
 
@@ -221,7 +221,7 @@ def test_the_rest_is_loaded_with_the_cores_that_a_part_has_now() -> None:
     play_until(made, s(3))
     made.obey(s(3), layers(2, "n0", LayerSet(0, 1).others, R0))
     play_until(made, s(5) + ms(1200))
-    made.obey(s(5) + ms(1200), ResizeReplica(R0, 1.0))
+    made.obey(s(5) + ms(1200), ResizeWorker(R0, 1.0))
     assert completed(play_until(made, s(60))) == [(s(5) + ms(1500), R0)], "half of 2.4 s, and half of 600 ms"
 
 
@@ -238,7 +238,7 @@ def test_parts_of_a_warm_world_get_the_other_layers_at_once() -> None:
     made.obey(1, layers(2, "n0", LayerSet(0, 1).others, R0))
     made.obey(1, layers(3, "n1", LayerSet(1, 3).others, R1))
     assert completed(play_until(made, s(9))) == [(1, R0), (1, R1)]
-    made.obey(s(9), StartReplica(R2, spec(node="n0")))
+    made.obey(s(9), StartWorker(R2, spec(node="n0")))
     assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
 
 
@@ -284,7 +284,7 @@ def test_batches_of_the_others_are_lost_with_a_part() -> None:
     made.happen(s(3), -1, Crashed(R0))
     told = play_until(made, s(9))
     assert told[:2] == [
-        (s(3), ReplicaLost(R0, "the worker process died")),
+        (s(3), WorkerLost(R0, "the worker process died")),
         (s(3), BatchLost(1, R1, "replica 0, another part of it, is lost")),  # type: ignore[arg-type]
     ]
     assert not any(isinstance(each, Finished) for _, each in told)
@@ -304,16 +304,16 @@ def test_layers_whose_source_is_lost_can_be_ordered_again() -> None:
     made.happen(s(8), -1, NodeFailed("n3"))
     told = play_until(made, s(8))
     assert [each.transfer for _, each in told if isinstance(each, TransferFailed)] == [10]
-    assert not any(isinstance(each, ReplicaLost) for _, each in told), "the part serves on"
+    assert not any(isinstance(each, WorkerLost) for _, each in told), "the part serves on"
     made.obey(s(8), structs.replace(rest, transfer=TransferId(11), source=STORE))
     assert completed(play_until(made, s(20))) == [(s(10) + ms(600), R0)]
 
 
 def test_parts_that_stop_break_nothing() -> None:
     made = serving()
-    made.obey(s(3), StopReplica(R0, "it is over"))
-    made.obey(s(3), StopReplica(R1, "it is over"))
-    assert not any(isinstance(each, ReplicaLost | BatchLost) for _, each in play_until(made, s(9)))
+    made.obey(s(3), StopWorker(R0, "it is over"))
+    made.obey(s(3), StopWorker(R1, "it is over"))
+    assert not any(isinstance(each, WorkerLost | BatchLost) for _, each in play_until(made, s(9)))
 
 
 # The example of the Flashpoint specification, section 2.3
@@ -391,7 +391,7 @@ def test_the_example_of_two_accelerators_and_eight_requests(parts: bool, mean_s:
     latencies_s = [to_s(now_ns - arrived[each.request]) for now_ns, each in log.records if isinstance(each, End)]
     assert len(latencies_s) == 8
     assert sum(latencies_s) / 8 == pytest.approx(mean_s, abs=0.01)
-    complete = [now_ns for now_ns, each in log.records if isinstance(each, ReplicaCompleted)]
+    complete = [now_ns for now_ns, each in log.records if isinstance(each, WorkerCompleted)]
     assert len(complete) == 2 * parts
     if parts:
         assert s(22) < min(complete) <= max(complete) < s(35), "they serve before they are complete"

@@ -17,12 +17,12 @@ from sloop.actions import (
     RequestPlan,
     Rollout,
     StartBatch,
-    StartReplica,
+    StartWorker,
     VersionState,
 )
 from sloop.app.scenario import ServiceTruth, Truth
 from sloop.errors import InputError
-from sloop.events import Finished, NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, Resized
+from sloop.events import Finished, NodeLost, NodeReady, NodeReleased, Planned, WorkerLost, WorkerReady, WorkerResized
 from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
 from sloop.sim import Violation, World, simulate
 from sloop.sim.worlds import random_world
@@ -127,10 +127,10 @@ def test_the_log_says_what_core_seconds_cost() -> None:
     """Cores × time from the order to start until the end of a replica, from the log alone."""
     log = MemoryLog()
     simulate(world(system={"name": "elastic"}, duration_s=3.0), [log])
-    starts = [record for _, record in log if isinstance(record, StartReplica)]
-    resizes = [record for _, record in log if isinstance(record, Resized)]
+    starts = [record for _, record in log if isinstance(record, StartWorker)]
+    resizes = [record for _, record in log if isinstance(record, WorkerResized)]
     assert all(record.spec.cores > 0 and record.spec.node for record in starts)
-    assert {record.replica for record in resizes} <= {record.replica for record in starts}
+    assert {record.worker for record in resizes} <= {record.worker for record in starts}
 
 
 def test_service_times_do_not_depend_on_what_else_is_drawn() -> None:
@@ -236,13 +236,13 @@ def test_a_plan_that_needs_a_node_gets_it_after_the_time_it_takes() -> None:
     ((ready_ns, ready),) = of_type(records, NodeReady)
     assert (order.node, ready.node.name) == ("custom-1", "custom-1")
     assert ready_ns - ordered_ns == s(3)
-    starts = {record.spec.node: now_ns for now_ns, record in of_type(records, StartReplica)}
+    starts = {record.spec.node: now_ns for now_ns, record in of_type(records, StartWorker)}
     assert starts == {"custom-0": ordered_ns, "custom-1": ready_ns}
 
 
 def test_in_a_warm_world_the_nodes_of_the_first_plan_are_there() -> None:
     records = records_of(renting(cold_start={"warm": True}))
-    assert [now_ns for now_ns, _ in of_type(records, NodeReady, ReplicaReady)] == [1, 1, 2]
+    assert [now_ns for now_ns, _ in of_type(records, NodeReady, WorkerReady)] == [1, 1, 2]
 
 
 def test_a_node_that_fails_is_told_with_its_replicas_and_comes_back() -> None:
@@ -250,10 +250,10 @@ def test_a_node_that_fails_is_told_with_its_replicas_and_comes_back() -> None:
     lost, back = of_type(records, NodeLost), of_type(records, NodeReady)
     assert len(lost) == len(back) > 0
     for (lost_ns, _), (back_ns, _) in zip(lost, back, strict=True):
-        replicas_ns = [at_ns for at_ns, _ in of_type(records, ReplicaLost) if at_ns == lost_ns]
+        replicas_ns = [at_ns for at_ns, _ in of_type(records, WorkerLost) if at_ns == lost_ns]
         assert len(replicas_ns) == 2, "one of each application"
         assert back_ns - lost_ns == ms(500) or back_ns > s(4), "at the end all are repaired"
-        assert not [at_ns for at_ns, _ in of_type(records, StartReplica) if lost_ns <= at_ns < back_ns]
+        assert not [at_ns for at_ns, _ in of_type(records, StartWorker) if lost_ns <= at_ns < back_ns]
 
 
 def test_a_node_that_nobody_uses_is_given_back() -> None:

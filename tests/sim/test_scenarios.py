@@ -6,7 +6,7 @@ import pytest
 
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
-from sloop.events import ReplicaProgressed, ReplicaReady
+from sloop.events import WorkerProgressed, WorkerReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
@@ -92,7 +92,7 @@ def cold_run(tmp_path: Path, profile: dict[str, Any], truth: dict[str, Any]) -> 
     scenario = load_scenario(SCENARIO | changes | {"duration_s": 12, "truth": {"cold_start": {"warm": False} | truth}})
     run = run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
     at_ns = {type(record): now_ns for now_ns, record in read_log(tmp_path / "run.jsonl")}
-    return run, at_ns[ReplicaReady] / NS_PER_S
+    return run, at_ns[WorkerReady] / NS_PER_S
 
 
 def test_a_cold_start_takes_what_the_profile_says(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_cold_start_fetches_the_weights_over_the_declared_network(tmp_path: Pa
     scenario = load_scenario(SCENARIO | {"stages": stages, "systems": ["static"], "truth": truth, "duration_s": 70})
     run = run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
     steps = {
-        record.step if isinstance(record, ReplicaProgressed) else "ready": now_ns / NS_PER_S
+        record.step if isinstance(record, WorkerProgressed) else "ready": now_ns / NS_PER_S
         for now_ns, record in read_log(tmp_path / "run.jsonl")
-        if isinstance(record, ReplicaProgressed | ReplicaReady)
+        if isinstance(record, WorkerProgressed | WorkerReady)
     }
     assert steps == {
         "fetching": pytest.approx(0, abs=1e-6),

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import End, StartBatch, StartReplica, Transfer
+from sloop.actions import End, StartBatch, StartWorker, Transfer
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth, Truth
 from sloop.core.pipeline import layers_of
 from sloop.errors import InputError
-from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
+from sloop.events import Deployed, Finished, Promoted, Removed, WorkerProgressed, WorkerReady
 from sloop.policies.forecast import OracleForecast
 from sloop.profile.profile import Profile, Quadratic, Startup, digest_of_model, save_profile
 from sloop.runlog import FileLog, MemoryLog
@@ -427,10 +427,10 @@ def fetching(truth: dict[str, Any], **profile: Any) -> World:
 def test_a_world_with_a_topology_is_the_same_each_time_and_the_topology_draws_nothing() -> None:
     records = records_of(fetching(TOPOLOGY))
     assert records == records_of(fetching(TOPOLOGY))
-    steps = {record.step for _, record in records if isinstance(record, ReplicaProgressed)}
+    steps = {record.step for _, record in records if isinstance(record, WorkerProgressed)}
     assert steps == {"fetching", "loading"}
     plain = records_of(fetching({}))
-    assert {record.step for _, record in plain if isinstance(record, ReplicaProgressed)} == {"loading"}
+    assert {record.step for _, record in plain if isinstance(record, WorkerProgressed)} == {"loading"}
     assert arrivals(records) == arrivals(plain)
 
 
@@ -450,8 +450,8 @@ def test_weights_that_are_there_at_once_change_nothing_but_a_nanosecond() -> Non
     assert all(one == other and abs(one_ns - other_ns) < 1_000 for (one_ns, one), (other_ns, other) in pairs)
 
 
-def ready(records: Sequence[tuple[int, Any]]) -> list[tuple[int, ReplicaReady]]:
-    return [(now_ns, record) for now_ns, record in records if isinstance(record, ReplicaReady)]
+def ready(records: Sequence[tuple[int, Any]]) -> list[tuple[int, WorkerReady]]:
+    return [(now_ns, record) for now_ns, record in records if isinstance(record, WorkerReady)]
 
 
 def test_variants_with_the_same_model_have_the_same_weights(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_random_worlds_with_faults_keep_all_invariants_where_weights_must_be_fet
     steps = {
         record.step
         for _, record in records_of(slow_to_fetch(made, Random(seed)))
-        if isinstance(record, ReplicaProgressed)
+        if isinstance(record, WorkerProgressed)
     }
     assert {"fetching", "loading"} <= steps
 
@@ -534,11 +534,11 @@ def test_random_worlds_with_faults_keep_all_invariants_where_weights_must_be_fet
 
 def cold_starts_s(records: Sequence[tuple[int, Any]]) -> list[float]:
     """How long each start took that came after the first plan."""
-    ordered = {each.replica: now_ns for now_ns, each in records if isinstance(each, StartReplica)}
+    ordered = {each.worker: now_ns for now_ns, each in records if isinstance(each, StartWorker)}
     return [
-        (now_ns - ordered[each.replica]) / 1e9
+        (now_ns - ordered[each.worker]) / 1e9
         for now_ns, each in records
-        if isinstance(each, ReplicaReady) and ordered[each.replica] > ms(1)
+        if isinstance(each, WorkerReady) and ordered[each.worker] > ms(1)
     ]
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec import Struct, structs
 
-from sloop.actions import AttachShadow, Decided, End, StartBatch, StartReplica
+from sloop.actions import Decided, End, StartBatch, StartWorker
 from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario
 from sloop.errors import InputError
@@ -158,15 +158,17 @@ def played(run: Run) -> Entry:
     starts: list[Any] = []
     batches: list[Any] = []
     ends: list[Any] = []
+    first_workers: list[int] = []  # of replicas, which a digest has by their places here
     for now_ns, record in log:
         if isinstance(record, Decided) and record.plan is not None:
             plans.append((now_ns, record.application, target(record.plan)))
-        elif isinstance(record, StartReplica):
+        elif isinstance(record, StartWorker) and record.replica is not None:
+            starts.append((now_ns, first_workers.index(record.replica), helper(record.spec.shadow)))
+        elif isinstance(record, StartWorker):
             spec = record.spec
+            first_workers.append(record.worker)
             layers = None if record.part is None else (record.part.layers.first, record.part.layers.end)
             starts.append((now_ns, spec.stage, spec.variant, spec.cores, spec.node, spec.device, layers))
-        elif isinstance(record, AttachShadow):
-            starts.append((now_ns, record.replica, helper(record.shadow)))
         elif isinstance(record, StartBatch):
             batches.append((now_ns, record.stage, record.requests, record.parts))
         elif isinstance(record, End):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from sloop.actions import ResizeReplica, StartReplica, StopReplica
+from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.app.load import load_application
-from sloop.events import ReplicaReady
+from sloop.events import WorkerReady
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import Servable
 from sloop.sim.checkers import Checkers, Rules
@@ -107,7 +107,7 @@ async def moves_in_a_surge(system: str) -> Counter[str]:
     }
     wiring = wire(setup.application.graph, {key: model.signature for key, model in models.items()})
     async with live_driver(setup, models, wiring) as live:
-        await live.until(ReplicaReady, 2)
+        await live.until(WorkerReady, 2)
         await surge(live)
         await live.all_answered()
         outcomes = check_each_ended_once(live)
@@ -129,6 +129,6 @@ def system_moves(system: str) -> str:
 
 def moved(live: Live) -> Counter[str]:
     """What became of replicas, by kind, and how many of each variant were started."""
-    kinds = {StartReplica: "started", StopReplica: "stopped", ResizeReplica: "resized"}
+    kinds = {StartWorker: "started", StopWorker: "stopped", ResizeWorker: "resized"}
     found = Counter(kinds[type(record)] for _, record in live.log if type(record) in kinds)
-    return found + Counter(record.spec.variant for _, record in live.log if isinstance(record, StartReplica))
+    return found + Counter(record.spec.variant for _, record in live.log if isinstance(record, StartWorker))

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Decided, End, StartReplica
+from sloop.actions import Decided, End, StartWorker
 from sloop.app.load import load_application, load_deployment, load_scenario
 from sloop.cli import main
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaCompleted, ReplicaReady
+from sloop.events import WOKE, Deployed, Event, Finished, Planned, WorkerCompleted, WorkerReady
 from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.sim import simulate
@@ -62,8 +62,8 @@ def recorded() -> list[tuple[int, Record]]:
     core, log = setup().core(), MemoryLog()
     steps: list[tuple[int, Event]] = [
         (0, WOKE),
-        (ms(1), ReplicaReady(ReplicaId(0))),
-        (ms(1), ReplicaReady(ReplicaId(1))),
+        (ms(1), WorkerReady(ReplicaId(0))),
+        (ms(1), WorkerReady(ReplicaId(1))),
         (ms(2), Request(RequestId(0), ms(1), ms(2), ms(101))),
         (ms(32), Finished(BatchId(0), ReplicaId(0), ms(30))),
         (ms(40), Finished(BatchId(1), ReplicaId(1), ms(8))),
@@ -90,7 +90,7 @@ def test_a_replay_of_an_honest_recording_finds_no_difference() -> None:
     assert played.difference is None
     assert played.events == 6
     assert played.actions == sum(
-        not isinstance(record, (type(WOKE), Request, Finished, ReplicaReady)) for _, record in recorded()
+        not isinstance(record, (type(WOKE), Request, Finished, WorkerReady)) for _, record in recorded()
     )
 
 
@@ -114,10 +114,10 @@ def test_a_log_that_begins_with_an_answer_is_refused() -> None:
 
 def test_a_changed_action_is_found_where_it_is() -> None:
     records = recorded()
-    place = next(index for index, (_, record) in enumerate(records) if isinstance(record, StartReplica))
+    place = next(index for index, (_, record) in enumerate(records) if isinstance(record, StartWorker))
     now_ns, start = records[place]
-    assert isinstance(start, StartReplica)
-    records[place] = (now_ns, StartReplica(ReplicaId(9), start.spec))
+    assert isinstance(start, StartWorker)
+    records[place] = (now_ns, StartWorker(ReplicaId(9), start.spec))
     difference = replay_log(records, setup().core()).difference
     assert difference is not None
     assert difference.record == place + 1
@@ -177,16 +177,16 @@ def test_several_applications_and_later_versions_replay_from_a_file(tmp_path: Pa
     core, log = made.core(), MemoryLog()
     steps: list[tuple[int, Event]] = [
         (0, WOKE),
-        *((ms(1), ReplicaReady(ReplicaId(id))) for id in range(4)),
+        *((ms(1), WorkerReady(ReplicaId(id))) for id in range(4)),
         (ms(2), Request(RequestId(0), ms(2), ms(2), ms(101), application="second")),
         (ms(3), new_version(made, "2", cores=3)),
         (ms(4), WOKE),
-        *((ms(5), ReplicaReady(ReplicaId(id))) for id in (4, 5)),
+        *((ms(5), WorkerReady(ReplicaId(id))) for id in (4, 5)),
         (ms(1000), WOKE),
         (ms(1001), Request(RequestId(1), ms(1001), ms(1001), ms(1100), application="two")),
     ]
     drive(core, log, steps)
-    started = [record.spec for _, record in log if isinstance(record, StartReplica)]
+    started = [record.spec for _, record in log if isinstance(record, StartWorker)]
     assert [(spec.stage, spec.cores) for spec in started if "@" in spec.stage] == [("two@2/a", 3), ("two@2/b", 3)]
     assert {(spec.stage, spec.cores) for spec in started} >= {("two/a", 2), ("second/a", 1)}
     with FileLog(path, header_of(made, origin="live")) as file:
@@ -203,7 +203,7 @@ def test_a_run_with_pipelines_replays_from_a_file(tmp_path: Path) -> None:
     with FileLog(tmp_path / "run.jsonl", header_of(world.setup(), origin="sim")) as file:
         simulate(world, [file])
     log = read_log(tmp_path / "run.jsonl")
-    assert any(isinstance(record, ReplicaCompleted) for _, record in log)
+    assert any(isinstance(record, WorkerCompleted) for _, record in log)
     assert replay_log(log, rebuild(log.header).core()).difference is None
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, StartReplica
+from sloop.actions import Action, StartWorker
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_application, load_deployment
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.events import WOKE, Event, Finished, WorkerReady
 from sloop.machine import Capacity
 from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
@@ -346,8 +346,8 @@ def decisions(parts: ApplicationParts, cluster: tuple[Node, ...], rates: list[in
         if core.plan_input is not None:
             tell(now_ns, core.planner.plan(core.plan_input))
         for action in list(answers[-1]):
-            if isinstance(action, StartReplica):
-                tell(now_ns, ReplicaReady(action.replica))
+            if isinstance(action, StartWorker):
+                tell(now_ns, WorkerReady(action.worker))
 
     for second, rate in enumerate(rates):
         tell(second * NS_PER_S, WOKE)

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.load import load_application
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, ReplicaCompleted, ReplicaReady
+from sloop.events import WOKE, WorkerCompleted, WorkerReady
 from sloop.runlog import MemoryLog
 from sloop.sim import simulate
 from sloop.systems.setup import Setup, build, set_up
@@ -26,8 +26,8 @@ def test_pipelines_are_in_a_snapshot() -> None:
     world, log = in_parts(), MemoryLog()
     simulate(world, [log], check_first=0)
     kinds = [type(record) for _, record in log]
-    for kind in (ReplicaReady, ReplicaCompleted):  # while parts start, and while they get the other layers
-        place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartReplica) and each.part)
+    for kind in (WorkerReady, WorkerCompleted):  # while parts start, and while they get the other layers
+        place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartWorker) and each.part)
         place = kinds.index(kind, place)
         assert restores(world, (place + 1) / len(kinds))
 

@@ -1,6 +1,6 @@
 """Simulated experiments: applications, traces, truths, worlds, and what has happened in them."""
 
-from sloop.actions import AttachShadow, Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.actions import Decided, End, StartBatch, StartWorker, StopWorker
 from sloop.app.application import Application, Deployment, Estimates, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_deployment, load_scenario
 from sloop.app.scenario import (
@@ -19,13 +19,10 @@ from sloop.app.scenario import (
 from sloop.events import (
     BatchFailed,
     Finished,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.cost import NodeRow
@@ -45,7 +42,6 @@ from sloop.workload.trace import cut, scale
 
 __all__ = [
     "Application",
-    "AttachShadow",
     "BackgroundTruth",
     "BatchFailed",
     "Clients",
@@ -65,21 +61,14 @@ __all__ = [
     "NodeRow",
     "NodeTruth",
     "Record",
-    "ReplicaLost",
-    "ReplicaReady",
-    "ReplicaStopped",
-    "Resized",
     "RunSummary",
     "Scenario",
     "ServiceTruth",
-    "ShadowLost",
-    "ShadowReady",
-    "ShadowStopped",
     "Spread",
     "Stage",
     "StartBatch",
-    "StartReplica",
-    "StopReplica",
+    "StartWorker",
+    "StopWorker",
     "StoreLink",
     "SystemChoice",
     "Topology",
@@ -88,6 +77,10 @@ __all__ = [
     "TraceFile",
     "Truth",
     "Variant",
+    "WorkerLost",
+    "WorkerReady",
+    "WorkerResized",
+    "WorkerStopped",
     "World",
     "cut",
     "explain_plan",

@@ -40,18 +40,15 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
     Woke,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
 
@@ -109,16 +106,13 @@ class Core:
         control = self._control
         self._is_plain = self._rollouts.is_plain
         self._steps = {
-            ReplicaReady: control.ready,
-            ReplicaCompleted: control.completed,
+            WorkerReady: control.ready,
+            WorkerCompleted: control.completed,
             BatchLost: self._lose_batch,
             BatchSilent: control.silent,
-            ReplicaLost: control.lost,
-            ReplicaStopped: control.stopped,
-            Resized: control.resized,
-            ShadowReady: control.shadow_ready,
-            ShadowLost: control.shadow_lost,
-            ShadowStopped: control.shadow_stopped,
+            WorkerLost: control.lost,
+            WorkerStopped: control.stopped,
+            WorkerResized: control.resized,
             NodeReady: control.node_ready,
             NodeLost: control.node_lost,
             NodeReleased: control.node_released,
@@ -129,7 +123,7 @@ class Core:
             Promoted: self._promote,
             Removed: self._remove,
             Draining: self._drain,
-            ReplicaProgressed: _ignore,
+            WorkerProgressed: _ignore,
             Woke: _ignore,
         }
         if self._is_plain:

@@ -16,13 +16,12 @@ from msgspec import structs
 
 from sloop.actions import (
     Action,
-    AdoptReplica,
-    AttachShadow,
+    AdoptWorker,
     Decided,
-    DetachShadow,
     RequestPlan,
-    ResizeReplica,
-    StopReplica,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
 )
 from sloop.core.application import BUCKET_NS_MAX, ApplicationState
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
@@ -40,28 +39,25 @@ from sloop.core.pipeline import (
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start
-from sloop.core.replica import STALL_NS_MIN, AttachedShadow, Replica
+from sloop.core.replica import STALL_NS_MIN, Replica, ReplicaWorker
 from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
 from sloop.events import (
     BatchLost,
     BatchSilent,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.text import counted, in_ms, in_s, listed
 from sloop.units import FOREVER_NS, GIB, ms, s
@@ -78,6 +74,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     StagePlan,
+    WorkerId,
 )
 
 WAKE_NS_MIN = ms(100)
@@ -112,8 +109,6 @@ class PlanProgress(IntEnum):
     NO_ROOM = 3
     """No node has room for a part of the plan: compare also at each tick, and at each event of any replica."""
 
-
-ShadowEvent = ShadowReady | ShadowLost | ShadowStopped
 
 BLOCKED: Final = (PlanProgress.TOO_SOON, PlanProgress.NO_ROOM)
 """An order was impossible."""
@@ -455,10 +450,19 @@ class ControlPath:
 
     # Events of replicas
 
-    def ready(self, now_ns: int, event: ReplicaReady, out: list[Action]) -> None:
-        """A started replica is ready: make it idle."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.life is not Life.STARTING:
+    def ready(self, now_ns: int, event: WorkerReady, out: list[Action]) -> None:
+        """A worker has started: make its replica idle, or a pair if it is the shadow."""
+        worker = self._state.workers.get(event.worker)
+        if worker is None:
+            return
+        replica = worker.replica
+        if worker.shadow is not None:
+            if worker.state is WorkerState.STARTING:
+                worker.enter(WorkerState.SERVING)
+                self._state.set_form(now_ns, replica, Form(worker.shadow))
+                self._advance_all(now_ns, replica, out)
+            return
+        if replica.life is not Life.STARTING:
             return
         if replica.part is not None:
             if on_part_ready(now_ns, self._state, replica, out):
@@ -472,9 +476,9 @@ class ControlPath:
         replica.stage.pool.add_idle(replica)
         self._advance_all(now_ns, replica, out)
 
-    def completed(self, now_ns: int, event: ReplicaCompleted, out: list[Action]) -> None:
+    def completed(self, now_ns: int, event: WorkerCompleted, out: list[Action]) -> None:
         """A part of a pipeline has all layers of its model."""
-        replica = self._state.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.worker)
         if replica is not None and on_completed(now_ns, self._state, replica, out):
             self._advance_all(now_ns, replica, out)
 
@@ -484,12 +488,16 @@ class ControlPath:
         if replica is not None and replica.pipeline is not None and replica.pipeline.is_ready:
             break_up(now_ns, self._state, replica.pipeline, None, out)
 
-    def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
-        """A replica died: try its batch again, and replace the replica unless it was draining. Its batch is to blame
-        unless its node is lost."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is None:
+    def lost(self, now_ns: int, event: WorkerLost, out: list[Action]) -> None:
+        """A worker died. If it was the first of its replica, try the batch again, and replace the replica unless it was
+        draining. The batch is to blame unless the node is lost."""
+        worker = self._state.workers.get(event.worker)
+        if worker is None:
             return
+        if worker.shadow is not None:
+            self._lose_shadow(now_ns, worker, event.error, out)
+            return
+        replica = worker.replica
         is_blamed = self._state.ledger.states[replica.node] is not NodeState.LOST
         if replica.life is Life.DRAINING:
             self._remove(now_ns, replica, event.error, is_blamed, out)
@@ -508,10 +516,14 @@ class ControlPath:
             # Its node is gone, perhaps the only one of its kind: plan for the others now, not when it is time.
             application.next_plan_ns = self.wake_ns = now_ns
 
-    def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
-        """A replica has stopped and freed its resources."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is not None:
+    def stopped(self, now_ns: int, event: WorkerStopped, out: list[Action]) -> None:
+        """A worker has stopped and freed its resources."""
+        worker = self._state.workers.get(event.worker)
+        if worker is not None and worker.shadow is not None:
+            if worker.state is WorkerState.DRAINING:
+                self._free_shadow(now_ns, worker, out)
+        elif worker is not None:
+            replica = worker.replica
             self._remove(now_ns, replica, "it was stopped", False, out)
             ledger = self._state.ledger
             if ledger.nodes[replica.node].on_demand and not self._release_after_ns(ledger.nodes[replica.node].hardware):
@@ -533,9 +545,9 @@ class ControlPath:
         if pipeline is not None:
             break_up(now_ns, self._state, pipeline, replica, out)
 
-    def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
+    def resized(self, now_ns: int, event: WorkerResized, out: list[Action]) -> None:
         """A resize took effect, perhaps with other cores than ordered."""
-        replica = self._state.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.worker)
         if replica is None:
             return
         self._state.set_cores(now_ns, replica, event.cores)
@@ -544,59 +556,37 @@ class ControlPath:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
         self._advance_all(now_ns, replica, out)
 
-    # Events of shadows
+    # Shadows
 
-    def shadow_ready(self, now_ns: int, event: ShadowReady, out: list[Action]) -> None:
-        """A shadow has loaded its blocks: its replica is a pair from now on."""
-        replica, worker = self._shadow_of(event)
-        if replica is not None and worker is not None and worker.state is WorkerState.STARTING:
-            worker.enter(WorkerState.SERVING)
-            self._state.set_form(now_ns, replica, Form(worker.shadow))
-            self._advance_all(now_ns, replica, out)
-
-    def shadow_lost(self, now_ns: int, event: ShadowLost, out: list[Action]) -> None:
+    def _lose_shadow(self, now_ns: int, worker: ReplicaWorker, error: str, out: list[Action]) -> None:
         """A shadow died: its replica goes on alone, and gets another one as soon as a lost replica would be
         replaced."""
-        replica, worker = self._shadow_of(event)
-        if replica is None or worker is None:
-            return
         if worker.state is WorkerState.DRAINING:
-            self._free_shadow(now_ns, replica, out)
-        else:
-            stage = replica.stage
-            wait_ns = stage.shadow_backoff.lose(now_ns)
-            when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
-            why = f"its shadow is lost: {event.error}; another one starts {when}"
-            if replica.life is not Life.DRAINING:
-                out.append(Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
-            self._part(now_ns, replica, worker)
-            self._free_shadow(now_ns, replica, out)
-            self._compare(now_ns, [self._applications[stage.application.key]], out)
+            self._free_shadow(now_ns, worker, out)
+            return
+        replica = worker.replica
+        stage = replica.stage
+        wait_ns = stage.shadow_backoff.lose(now_ns)
+        when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
+        why = f"its shadow is lost: {error}; another one starts {when}"
+        if replica.life is not Life.DRAINING:
+            out.append(Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
+        self._part(now_ns, worker)
+        self._free_shadow(now_ns, worker, out)
+        self._compare(now_ns, [self._applications[stage.application.key]], out)
 
-    def shadow_stopped(self, now_ns: int, event: ShadowStopped, out: list[Action]) -> None:
-        """A shadow that was told to stop has freed its resources."""
-        replica, worker = self._shadow_of(event)
-        if replica is not None and worker is not None and worker.state is WorkerState.DRAINING:
-            self._free_shadow(now_ns, replica, out)
-
-    def _shadow_of(self, event: ShadowEvent) -> tuple[Replica | None, AttachedShadow | None]:
-        """The replica and the shadow that an event is about; None for what is gone."""
-        replica = self._state.replicas.get(event.replica)
-        worker = replica.shadow_worker if replica is not None else None
-        return replica, worker if worker is not None and worker.number == event.number else None
-
-    def _part(self, now_ns: int, replica: Replica, worker: AttachedShadow) -> None:
-        """A replica serves alone from now on. Its shadow keeps its reservation."""
+    def _part(self, now_ns: int, worker: ReplicaWorker) -> None:
+        """A replica serves without its shadow from now on. The shadow keeps its reservation."""
         worker.enter(WorkerState.DRAINING)
+        replica = worker.replica
         replica.stage.pool.note_change(replica)
         if replica.form.shadow is not None:
             self._state.set_form(now_ns, replica, ALONE)
 
-    def _free_shadow(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
+    def _free_shadow(self, now_ns: int, worker: ReplicaWorker, out: list[Action]) -> None:
         """A shadow is gone: others may have its room."""
-        replica.shadow_worker = None
-        self._state.ledger.detach(replica.id)
-        self._advance_all(now_ns, replica, out)
+        self._state.remove_shadow(worker)
+        self._advance_all(now_ns, worker.replica, out)
 
     def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """After a replica has changed: work on its application's plan, and on all that lack room."""
@@ -639,14 +629,13 @@ class ControlPath:
             out += self._state.weights.make_room([node.name])
         on = [each for each in self._state.replicas.values() if each.node == node.name]
         staying = [each for each in on if each.life is not Life.DRAINING]
-        for each in [each for each in staying if each.shadow_worker is not None and not each.shadow_drains]:
+        for each in [each for each in staying if each.shadow is not None and not each.shadow_drains]:
             if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
                 self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
-        held = [ledger.reservations[each.id] for each in on if each not in staying]
-        free_bytes = ledger.free_memory_bytes(node.name) + sum(each.body_memory_bytes for each in held)
-        free_bytes += sum(ledger.reservations[each.id].shadow_memory_bytes for each in staying if each.shadow_drains)
+        leaving = [worker.id for each in on for worker in each.workers if worker.state is WorkerState.DRAINING]
+        free_bytes = ledger.free_memory_bytes(node.name) + sum(ledger.reservations[id].memory_bytes for id in leaving)
         while free_bytes < 0 and (victim := expendable(staying)) is not None:
-            free_bytes += ledger.reservations[victim.id].body_memory_bytes
+            free_bytes += ledger.reservations[victim.id].memory_bytes
             self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too little memory for it now", out)
             staying = [each for each in staying if each.life is not Life.DRAINING]
         there = millicores(node.cores)
@@ -660,26 +649,26 @@ class ControlPath:
             cores = max(1, millicores(each.target_cores) * there // wanted) / MILLI
             ledger.resize(each.id, cores)
             each.order_cores(cores)
-            out.append(ResizeReplica(each.id, cores))
+            out.append(ResizeWorker(each.id, cores))
 
     def _resizes(self, stage: StageState) -> bool:
         """Whether replicas of a stage are resized in place, by the plan in force."""
         plan = self._applications[stage.application.key].plan
         return plan is None or any(each.in_place for each in plan.stages if each.stage == stage.name)
 
-    def _adopt(self, now_ns: int, node: Node, kept: KeptReplica, out: list[Action]) -> None:
+    def _adopt(self, now_ns: int, node: Node, kept: KeptWorker, out: list[Action]) -> None:
         """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
         reserves until it has stopped."""
         state, spec = self._state, kept.spec
-        id = ReplicaId(state.next_replica)
-        state.next_replica += 1
-        out.append(AdoptReplica(id, kept.number, spec, kept.is_ready))
+        id = ReplicaId(state.next_worker)
+        state.next_worker += 1
+        out.append(AdoptWorker(id, kept.number, spec, kept.is_ready))
         stage = next(
             (each.stages[spec.stage] for each in state.applications.values() if spec.stage in each.stages), None
         )
         belief = stage.beliefs.get((spec.variant, spec.slot.hardware)) if stage is not None else None
         if stage is None or belief is None:
-            out.append(StopReplica(id, "no application has such a replica"))
+            out.append(StopWorker(id, "no application has such a replica"))
             return
         why = why_unfit(spec, node)
         reservation = Reservation.of(spec, belief, node.name, spec.device)
@@ -688,6 +677,7 @@ class ControlPath:
             state.ledger.force(id, reservation)
         wanted = structs.replace(spec, node=None, device=None, shadow=None)
         state.replicas[id] = replica = Replica(id, wanted, stage, now_ns, node.name, spec.device)
+        state.workers[id] = replica.workers[0]
         stage.pool.add(replica)
         if why:
             self._stop(now_ns, stage, [id], why, out)
@@ -952,17 +942,16 @@ class ControlPath:
                 shortage = Shortage(replica.spec.variant, slot, id, replica.target_cores, replica.node)
                 continue
             replica.order_cores(cores)
-            out.append(ResizeReplica(id, cores))
+            out.append(ResizeWorker(id, cores))
         return shortage
 
     def _detach(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop the shadows of replicas, which serve alone from now on."""
         for id in ids:
-            replica = stage.pool.replicas[id]
-            worker = replica.shadow_worker
+            worker = stage.pool.replicas[id].shadow
             assert worker is not None, f"replica {id} has no shadow"
-            self._part(now_ns, replica, worker)
-            out.append(DetachShadow(id, worker.number, why))
+            self._part(now_ns, worker)
+            out.append(StopWorker(worker.id, why))
 
     def _attach(
         self,
@@ -973,16 +962,16 @@ class ControlPath:
         out: list[Action],
     ) -> PlanProgress:
         """Start the shadows of replicas that are ready; says when to try those again that could not start."""
-        progress = PlanProgress.MET
+        progress, ledger = PlanProgress.MET, self._state.ledger
         for id, shadow in attachments:
             replica = stage.pool.replicas[id]
-            belief = replica.service_rate.belief
+            belief, number = replica.service_rate.belief, WorkerId(self._state.next_worker)
             memory_bytes = belief.of(Form(shadow)).memory_bytes - belief.of(ALONE).memory_bytes
             if replica.life is not Life.READY or replica.shadow_drains or replica.pipeline is not None:
                 progress = max(progress, PlanProgress.WAITING)
             elif now_ns < stage.shadow_backoff.not_before_ns:
                 progress = max(progress, PlanProgress.TOO_SOON)
-            elif not self._state.ledger.attach(id, shadow.cores, memory_bytes):
+            elif not ledger.reserve(number, Reservation(replica.node, millicores(shadow.cores), memory_bytes)):
                 progress = PlanProgress.NO_ROOM
                 slot = replica.spec.slot
                 shortage = Shortage(replica.spec.variant, slot, id, slot.cores, replica.node, shadow)
@@ -990,12 +979,14 @@ class ControlPath:
                     key = application.state.key
                     out.append(Decided("shadow", shortage.why, stage.name, id, application=key))
             else:
-                number, replica.shadow_worker = self._state.next_shadow, AttachedShadow(self._state.next_shadow, shadow)
-                self._state.next_shadow += 1
+                self._state.next_worker += 1
+                self._state.workers[number] = worker = ReplicaWorker(number, replica, shadow)
+                replica.workers.append(worker)
                 stage.pool.note_change(replica)
                 if self._state.weights.by_node:
                     out += self._state.weights.make_room([replica.node])
-                out.append(AttachShadow(id, number, shadow))
+                placed = structs.replace(replica.spec, node=replica.node, device=replica.device, shadow=shadow)
+                out.append(StartWorker(number, placed.with_cores(replica.target_cores), id))
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
@@ -1025,8 +1016,8 @@ class ControlPath:
         """Whether a missing replica would fit if it were the only one of its application."""
         own = {
             id
-            for id, replica in self._state.replicas.items()
-            if replica.stage.application is stage.application or replica.life is Life.DRAINING
+            for id, worker in self._state.workers.items()
+            if worker.replica.stage.application is stage.application or worker.replica.life is Life.DRAINING
         }
         left = self._state.ledger.without(own)
         return any(
@@ -1064,7 +1055,7 @@ class ControlPath:
             self._state.enter(now_ns, replica, WorkerState.DRAINING)
             if replica.batch is None and (replica.pipeline is None or not replica.pipeline.has_batch):
                 if replica.pipeline is None:
-                    out.append(StopReplica(id, why))
+                    out.append(StopWorker(id, why))
             else:
                 out.append(Decided("drain", why, stage.name, id, application=stage.application.key))
 
@@ -1116,8 +1107,8 @@ class ControlPath:
 
     def _give_up(self, now_ns: int, id: ReplicaId, why: str, out: list[Action]) -> None:
         """Stop a replica whose batch does not finish, and go on as if it were lost."""
-        out.append(StopReplica(id, why))
-        self.lost(now_ns, ReplicaLost(id, why), out)
+        out.append(StopWorker(id, why))
+        self.lost(now_ns, WorkerLost(id, why), out)
 
     def silent(self, now_ns: int, event: BatchSilent, out: list[Action]) -> None:
         """A worker says nothing while it runs a batch: give its replica up if it hangs. Parts of a pipeline wait for

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.actions import Action, End, StartBatch, StopReplica
+from sloop.actions import Action, End, StartBatch, StopWorker
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
 from sloop.core.batching import OfferedDevice
@@ -523,11 +523,11 @@ def stops_of(replica: Replica, why: str) -> list[Action]:
     them does."""
     pipeline = replica.pipeline
     if pipeline is None:
-        return [StopReplica(replica.id, why)]
+        return [StopWorker(replica.id, why)]
     if pipeline.is_stopping or pipeline.has_batch:
         return []
     pipeline.is_stopping = True
-    return [StopReplica(id, why) for id in pipeline.members]
+    return [StopWorker(id, why) for id in pipeline.members]
 
 
 def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:

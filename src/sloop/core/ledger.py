@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import counted, number
 from sloop.units import GIB, ROUNDING
-from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -38,28 +38,14 @@ def spec_millicores(slot: Slot, shadow: Shadow | None) -> int:
 
 
 class Reservation(Struct):
-    """The resources that one replica reserves on its node, and on one device of it ("" for none)."""
+    """The resources that one worker reserves on its node, and on one device of it ("" for none)."""
 
     node: str
     millicores: int
     memory_bytes: int
-    """Cores and memory with those of its shadow."""
     device: str = ""
     micro_share: int = 0
     device_memory_bytes: int = 0
-    shadow_millicores: int = 0
-    """What its shadow has of them."""
-    shadow_memory_bytes: int = 0
-
-    @property
-    def body_millicores(self) -> int:
-        """The cores of the replica itself."""
-        return self.millicores - self.shadow_millicores
-
-    @property
-    def body_memory_bytes(self) -> int:
-        """The memory of the replica itself."""
-        return self.memory_bytes - self.shadow_memory_bytes
 
     @classmethod
     def of(cls, spec: ReplicaSpec, belief: Belief, node: str, device: str | None) -> "Reservation":
@@ -131,8 +117,8 @@ class _Free(Struct):
     millicores: int
     memory_bytes: int
     devices: dict[str, _FreeDevice]
-    replicas: int = 0
-    """How many replicas have a reservation."""
+    workers: int = 0
+    """How many workers have a reservation."""
 
 
 class _FreeOfViews(dict[str, _Free]):
@@ -157,7 +143,7 @@ cores, memory and devices."""
 
 
 class Ledger:
-    """Reservations by replica. A reservation that does not fit is refused, never granted in part.
+    """Reservations by worker. A reservation that does not fit is refused, never granted in part.
 
     Views of nodes are kept until the node changes, so that a start costs the same on ten nodes as on a thousand.
     """
@@ -175,9 +161,9 @@ class Ledger:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
         self.states: dict[str, NodeState] = {}
-        self.reservations: dict[ReplicaId, Reservation] = {}
+        self.reservations: dict[WorkerId, Reservation] = {}
         self._held: dict[str, int] = {}
-        """By node, the bytes of memory that it holds for other reasons than a replica (`core.weights`)."""
+        """By node, the bytes of memory that it holds for other reasons than a worker (`core.weights`)."""
         self._free: dict[str, _Free] = {}
         self.restored()
         for node in nodes:
@@ -220,20 +206,20 @@ class Ledger:
         made._free = _FreeOfViews(made._views, made._positions)
         return made
 
-    def without(self, replicas: Container[ReplicaId]) -> "Ledger":
-        """A copy to try in what would fit if these replicas were gone."""
+    def without(self, workers: Container[WorkerId]) -> "Ledger":
+        """A copy to try in what would fit if these workers were gone."""
         made = Ledger([])
         for name, node in self.nodes.items():
             made.add(node, self.states[name])
         for id, reservation in self.reservations.items():
-            if id not in replicas:
+            if id not in workers:
                 made.reserve(id, structs.replace(reservation))
         for name, held_bytes in self._held.items():
             made.hold(name, held_bytes)
         return made
 
     def add(self, node: Node, state: NodeState) -> None:
-        """Add a node, or replace what is known of it: its capacities may have changed. Its replicas keep what they have
+        """Add a node, or replace what is known of it: its capacities may have changed. Its workers keep what they have
         reserved, so less than nothing may be free."""
         devices = {each.name: _FreeDevice(MICRO, each.memory_bytes, each.clients_max) for each in node.devices}
         self.nodes[node.name] = node
@@ -251,11 +237,11 @@ class Ledger:
         self._changed[node] = None
 
     def is_empty(self, node: str) -> bool:
-        """Whether no replica has a reservation on the node, and it holds no memory for anything else."""
-        return not self._free[node].replicas and node not in self._held
+        """Whether no worker has a reservation on the node, and it holds no memory for anything else."""
+        return not self._free[node].workers and node not in self._held
 
     def free_millicores(self, node: str) -> int:
-        """The cores of a node that no replica has reserved, in thousandths."""
+        """The cores of a node that no worker has reserved, in thousandths."""
         return self._free[node].millicores
 
     def free_memory_bytes(self, node: str) -> int:
@@ -263,7 +249,7 @@ class Ledger:
         return self._free[node].memory_bytes
 
     def hold(self, node: str, held_bytes: int | None) -> None:
-        """Hold so much of a node's memory for other reasons than a replica, from now on; None if there are none. Less
+        """Hold so much of a node's memory for other reasons than a worker, from now on; None if there are none. Less
         than nothing may then be free."""
         before = self._held.pop(node, None)
         if held_bytes is not None:
@@ -272,9 +258,9 @@ class Ledger:
             self._free[node].memory_bytes += (before or 0) - (held_bytes or 0)
             self._changed[node] = None
 
-    def reserve(self, replica: ReplicaId, wanted: Reservation) -> bool:
-        """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
-        assert replica not in self.reservations, f"replica {replica} reserved twice"
+    def reserve(self, worker: WorkerId, wanted: Reservation) -> bool:
+        """Reserve room for a new worker. Returns False, and reserves nothing, if the node has too little."""
+        assert worker not in self.reservations, f"worker {worker} reserved twice"
         free = self._free[wanted.node]
         if wanted.millicores > free.millicores or wanted.memory_bytes > free.memory_bytes:
             return False
@@ -287,13 +273,13 @@ class Ledger:
                 or not device.clients
             ):
                 return False
-        self.reservations[replica] = wanted
+        self.reservations[worker] = wanted
         self._take(wanted, 1)
         return True
 
-    def force(self, replica: ReplicaId, taken: Reservation) -> None:
-        """Reserve what a replica has already, whether there is room or not: less than nothing may then be free."""
-        self.reservations[replica] = taken
+    def force(self, worker: WorkerId, taken: Reservation) -> None:
+        """Reserve what a worker has already, whether there is room or not: less than nothing may then be free."""
+        self.reservations[worker] = taken
         self._take(taken, 1)
 
     def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
@@ -331,17 +317,17 @@ class Ledger:
                     return made
         return None
 
-    def release(self, replica: ReplicaId) -> None:
-        """Free a replica's reservation, if it has one."""
-        reservation = self.reservations.pop(replica, None)
+    def release(self, worker: WorkerId) -> None:
+        """Free a worker's reservation, if it has one."""
+        reservation = self.reservations.pop(worker, None)
         if reservation is not None:
             self._take(reservation, -1)
 
-    def resize(self, replica: ReplicaId, cores: float) -> bool:
-        """Change a replica's cores. Returns False, and changes nothing, if they are more and the node has too few
-        free. Fewer cores are always granted, also where a node has become too small for its replicas."""
-        reservation = self.reservations[replica]
-        extra = millicores(cores) - reservation.body_millicores
+    def resize(self, worker: WorkerId, cores: float) -> bool:
+        """Change a worker's cores. Returns False, and changes nothing, if they are more and the node has too few
+        free. Fewer cores are always granted, also where a node has become too small for its workers."""
+        reservation = self.reservations[worker]
+        extra = millicores(cores) - reservation.millicores
         free = self._free[reservation.node]
         if extra > max(0, free.millicores):
             return False
@@ -350,32 +336,9 @@ class Ledger:
         free.millicores -= extra
         return True
 
-    def grow(self, replica: ReplicaId, cores: float) -> bool:
-        """Reserve at least `cores` for a replica. Returns False, and changes nothing, if the node has too few."""
-        return millicores(cores) <= self.reservations[replica].body_millicores or self.resize(replica, cores)
-
-    def attach(self, replica: ReplicaId, cores: float, memory_bytes: int) -> bool:
-        """Reserve room for a replica's shadow beside it. Returns False, and changes nothing, if the node has too
-        little."""
-        reservation = self.reservations[replica]
-        assert not reservation.shadow_millicores, f"replica {replica} has a shadow already"
-        free, wanted = self._free[reservation.node], millicores(cores)
-        if wanted > free.millicores or memory_bytes > free.memory_bytes:
-            return False
-        self._take(reservation, -1)
-        reservation.shadow_millicores, reservation.shadow_memory_bytes = wanted, memory_bytes
-        reservation.millicores += wanted
-        reservation.memory_bytes += memory_bytes
-        self._take(reservation, 1)
-        return True
-
-    def detach(self, replica: ReplicaId) -> None:
-        """Free what the replica's shadow has reserved."""
-        reservation = self.reservations[replica]
-        self._take(reservation, -1)
-        reservation.millicores, reservation.memory_bytes = reservation.body_millicores, reservation.body_memory_bytes
-        reservation.shadow_millicores = reservation.shadow_memory_bytes = 0
-        self._take(reservation, 1)
+    def grow(self, worker: WorkerId, cores: float) -> bool:
+        """Reserve at least `cores` for a worker. Returns False, and changes nothing, if the node has too few."""
+        return millicores(cores) <= self.reservations[worker].millicores or self.resize(worker, cores)
 
     def views(self) -> tuple[NodeView, ...]:
         """Every node with its free resources, in the order in which the nodes were declared. The view of a node that
@@ -452,7 +415,7 @@ class Ledger:
     def _take(self, reservation: Reservation, sign: int) -> None:
         free = self._free[reservation.node]
         self._changed[reservation.node] = None
-        free.replicas += sign
+        free.workers += sign
         free.millicores -= sign * reservation.millicores
         free.memory_bytes -= sign * reservation.memory_bytes
         device = free.devices.get(reservation.device)  # none if the node no longer has it

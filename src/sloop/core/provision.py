@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from msgspec import Struct, structs
 
-from sloop.actions import Action, Decided, StartReplica, Transfer
+from sloop.actions import Action, Decided, StartWorker, Transfer
 from sloop.core.ledger import Reservation
 from sloop.core.pipeline import layers_of
 from sloop.core.protocols import Provision
@@ -123,7 +123,7 @@ def _carry_out(
     out += sent
     for replica in making.begun:
         placed = structs.replace(given.spec, node=replica.node, device=replica.device)
-        out.append(StartReplica(replica.id, placed, replica.transfer, replica.part))
+        out.append(StartWorker(replica.id, placed, transfer=replica.transfer, part=replica.part))
     out += making.given_up
     return len(making.begun)
 
@@ -168,15 +168,16 @@ class _Starts(Struct):
                     break
                 transfer = order.transfer
             is_part = assembles and transfer is not None
-            id, reservation = ReplicaId(state.next_replica), Reservation.of(spec, belief, node, device)
+            id, reservation = ReplicaId(state.next_worker), Reservation.of(spec, belief, node, device)
             if policy.brings_weights:
                 extra_bytes = state.weights.extra_bytes(node, given.costs.weights, assembles=is_part)
                 if belief.memory_bytes + extra_bytes > state.ledger.free_memory_bytes(node):
                     break
             if not state.ledger.reserve(id, reservation):
                 break
-            state.next_replica += 1
+            state.next_worker += 1
             state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
+            state.workers[id] = replica.workers[0]
             stage.pool.add(replica)
             if policy.brings_weights:
                 replica.is_provided, replica.transfer = True, transfer

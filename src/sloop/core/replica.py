@@ -29,6 +29,7 @@ from sloop.vocabulary import (
     Slot,
     TransferId,
     Visit,
+    WorkerId,
 )
 
 if TYPE_CHECKING:
@@ -80,12 +81,13 @@ class RunningBatch(Struct, frozen=True, gc=False):
         return self.visits[0].attempts > 0 and self.requests == 1
 
 
-@dataclass(slots=True, eq=False)
-class AttachedShadow:
-    """The shadow of a replica, from the order to start it until it has stopped or is lost."""
+class ReplicaWorker(Struct, eq=False):
+    """A worker of a replica, from the order to start it until it has stopped or is lost."""
 
-    number: int
-    shadow: Shadow
+    id: WorkerId
+    replica: "Replica"
+    shadow: Shadow | None = None
+    """What it is if it is not the first one."""
     state: WorkerState = WorkerState.STARTING
 
     def enter(self, state: WorkerState) -> None:
@@ -106,9 +108,10 @@ class Replica:
     """When its life became what it is."""
     node: str
     device: str | None = None
-    state: WorkerState = WorkerState.STARTING
     life: Life = Life.STARTING
     """That of its state (`LIVES`)."""
+    workers: list[ReplicaWorker] = field(init=False)
+    """The first one takes its batches; a second one is its shadow. Each has a reservation until it is gone."""
     service_rate: ServiceRate = field(init=False)
     slot: Slot = field(init=False)
     """The slot in effect."""
@@ -124,8 +127,6 @@ class Replica:
     """Batches it has been sent so far."""
     form: Form = ALONE
     """In effect."""
-    shadow_worker: AttachedShadow | None = None
-    """Its shadow, which has a reservation until it is gone."""
     is_provided: bool = False
     """Whether a provision policy has brought its weights, so that the core knows of them."""
     transfer: TransferId | None = None
@@ -138,6 +139,7 @@ class Replica:
     """Whether it gets the other layers; only if it has started as a part."""
 
     def __post_init__(self) -> None:
+        self.workers = [ReplicaWorker(self.id, self)]
         self.slot = self.spec.slot
         self.target_cores = self.slot.cores
         self.device_key = (self.node, self.device or "")
@@ -170,9 +172,21 @@ class Replica:
         return self.service_rate.batch_max
 
     @property
+    def state(self) -> WorkerState:
+        """That of its first worker."""
+        return self.workers[0].state
+
+    @property
+    def shadow(self) -> ReplicaWorker | None:
+        """Its shadow, also one that was told to stop and has not done so yet."""
+        last = self.workers[-1]
+        return last if last.shadow is not None else None
+
+    @property
     def shadow_drains(self) -> bool:
         """Whether its shadow was told to stop, and has not done so yet."""
-        return self.shadow_worker is not None and self.shadow_worker.state is WorkerState.DRAINING
+        last = self.workers[-1]
+        return last.shadow is not None and last.state is WorkerState.DRAINING
 
     @property
     def will_free_cores(self) -> bool:
@@ -191,8 +205,9 @@ class Replica:
         spec, batch = self.spec, self.batch
         if spec.slot.cores != self.target_cores:
             spec = spec.with_cores(self.target_cores)
-        if self.shadow_worker is not None and not self.shadow_drains:
-            spec = structs.replace(spec, shadow=self.shadow_worker.shadow)
+        last = self.workers[-1]
+        if last.shadow is not None and last.state is not WorkerState.DRAINING:
+            spec = structs.replace(spec, shadow=last.shadow)
         running = len(batch.visits) if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
 

@@ -17,10 +17,9 @@ from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
 from sloop.core.life import FOLLOWING, LIVES, WorkerState, wrong_step
 from sloop.core.rates import DeviceKey, DeviceLoad
-from sloop.core.replica import LayerPipeline, Replica
-from sloop.core.stage import StageState
+from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker
 from sloop.core.weights import WeightRegistry
-from sloop.vocabulary import Form, Life, PipelineId, ReplicaId
+from sloop.vocabulary import Form, Life, PipelineId, ReplicaId, WorkerId
 
 
 class State:
@@ -30,20 +29,21 @@ class State:
         self.applications: dict[str, ApplicationState] = {}
         """By key."""
         self.replicas: dict[ReplicaId, Replica] = {}
+        self.workers: dict[WorkerId, ReplicaWorker] = {}
         self.ledger = ledger
         self.weights = WeightRegistry(ledger)
         self.devices: dict[DeviceKey, DeviceLoad] = {}
         """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
-        self.next_replica = 0
-        self.next_shadow = 0
+        self.next_worker = 0
         self.next_pipeline = 0
         self.dissolving: dict[PipelineId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 
     def enter(self, now_ns: int, replica: Replica, state: WorkerState) -> None:
-        """Move a replica to another state."""
-        assert state in FOLLOWING[replica.state], wrong_step(replica.state, state)  # not a call for each start
-        replica.state, stage, before, life = state, replica.stage, replica.life, LIVES[state]
+        """Move a replica, by its first worker, to another state."""
+        worker = replica.workers[0]
+        assert state in FOLLOWING[worker.state], wrong_step(worker.state, state)  # not a call for each start
+        worker.state, stage, before, life = state, replica.stage, replica.life, LIVES[state]
         if life is before:
             return
         stage.pool.set_life(replica, life)
@@ -52,7 +52,7 @@ class State:
             stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
         if life is Life.READY and (stage.avoided_ns or stage.start_backoff.charged):
             stage.can_start_on(replica.node)
-        self._refresh(stage)
+        stage.application.refresh(stage)
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
         """Record that a resize took effect."""
@@ -60,7 +60,7 @@ class State:
         replica.stage.pool.set_cores(replica, cores)
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
-        self._refresh(replica.stage)
+        replica.stage.application.refresh(replica.stage)
 
     def set_form(self, now_ns: int, replica: Replica, form: Form) -> None:
         """Record that a replica serves in another form from now on."""
@@ -68,21 +68,26 @@ class State:
         replica.stage.pool.set_form(replica, form)
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
-        self._refresh(replica.stage)
+        replica.stage.application.refresh(replica.stage)
 
     def forget(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
-        """Remove a replica that has stopped or is lost, free its reservation, and cancel its transfer if nobody else
-        waits for it."""
+        """Remove a replica that has stopped or is lost, free what its workers reserve, and cancel its transfer if
+        nobody else waits for it."""
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
-        self.ledger.release(replica.id)
+        for worker in replica.workers:
+            self.ledger.release(worker.id)
+            del self.workers[worker.id]
         if replica.pipeline is not None:
             del replica.pipeline.members[replica.id]
         if replica.is_provided:
             out += self.weights.leave(now_ns, replica.id, replica.transfer)
         del self.replicas[replica.id]
         replica.stage.pool.remove(replica)
-        self._refresh(replica.stage)
+        replica.stage.application.refresh(replica.stage)
 
-    def _refresh(self, stage: StageState) -> None:
-        stage.application.refresh(stage)
+    def remove_shadow(self, worker: ReplicaWorker) -> None:
+        """Remove the shadow of a replica that goes on, and free its reservation."""
+        worker.replica.workers.remove(worker)
+        self.ledger.release(worker.id)
+        del self.workers[worker.id]

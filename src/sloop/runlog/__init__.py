@@ -27,13 +27,14 @@ from sloop.text import QUOTED_CHARS_MAX, counted, quoted
 from sloop.units import to_s
 from sloop.vocabulary import Node
 
-VERSION: Final = 3
-PARTIAL_VERSION: Final = 4
+VERSION: Final = 5
+PARTIAL_VERSION: Final = 6
 """Version of the file's format, raised when an old reader would misread a new file, or a new one an old file.
 
 2: `finished` has `edge_counts` and `faults` (was `ways`, with a negative number for a fault).
 3: replicas have slots (were cores); several applications, in versions; nodes come and go; records omit defaults.
 4: a file that is not a whole run from its start: it goes on from a snapshot, or has only a sample of the requests.
+5 and 6 instead of 3 and 4: events and orders are about workers; a shadow has a number among the workers.
 """
 
 RECORDS_PER_WRITE: Final = 1024
@@ -406,18 +407,42 @@ def _header_of(path: Path, line: bytes) -> Header:
         raise _not_a_log(where, line)
     version = first.pop("sloop_log")
     if version not in (VERSION, PARTIAL_VERSION):
-        raise _other_version(version, where)
+        raise _other_version(version, _release_of(first), where)
     try:
         return msgspec.convert(first, Header)
     except msgspec.ValidationError as error:
         raise InputError(f"the header is damaged: {error}", where=where, help=AGAIN) from error
 
 
-def _other_version(version: object, where: str) -> InputError:
+def older_log(folder: Path) -> str:
+    """Which release reads the last log in a folder, as text; empty if this one does, or if there is none."""
+    last = max(segments_in(folder), default=None) if folder.is_dir() else None
+    if last is None:
+        return ""
+    with opened(last.path) as file:
+        line = file.readline()
+    try:
+        first = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    version = first.get("sloop_log") if isinstance(first, dict) else None
+    if not isinstance(version, int) or version >= VERSION:
+        return ""
+    return f"{last.path.name} and what is before it are logs of format {version}, which {_release_of(first)} reads"
+
+
+def _release_of(header: Mapping[str, Any]) -> str:
+    """The release that has written a log."""
+    software = header.get("software")
+    release = software.get("sloop") if isinstance(software, dict) else None
+    return f"sloop {release}" if release else "the release of sloop that has written it"
+
+
+def _other_version(version: object, release: str, where: str) -> InputError:
     if isinstance(version, int) and version < VERSION:
         help_text = (
             "logs of older versions are not converted: record the run again (a simulation with the same scenario and "
-            "seed gives the same run), or read this log with the release of sloop that is named in its header"
+            f"seed gives the same run), or read this log with {release}"
         )
     else:
         help_text = "a newer sloop has written it: upgrade sloop to read it"

@@ -21,21 +21,19 @@ from typing import Any, ClassVar, Final
 
 from sloop.actions import (
     AcquireNode,
-    AdoptReplica,
+    AdoptWorker,
     Assigned,
-    AttachShadow,
     CancelTransfer,
     Decided,
-    DetachShadow,
     End,
     Evict,
     ReleaseNode,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -50,17 +48,14 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
@@ -134,9 +129,10 @@ class DeploymentState:
             Request: self._arrive,
             End: self._end,
             Unlogged: self._count_unlogged,
-            StartReplica: self._start_replica,
-            AdoptReplica: self._start_replica,
-            **dict.fromkeys(_ABOUT_REPLICAS, self._pass_on),
+            StartWorker: self._start_worker,
+            AdoptWorker: self._start_worker,
+            **dict.fromkeys((StartBatch, Finished, BatchFailed, BatchLost), self._pass_on),
+            **dict.fromkeys(_ABOUT_WORKERS, self._pass_on_worker),
         }
         self._plain: RunState | None = None
         """The only run there is, which takes all records itself."""
@@ -288,18 +284,25 @@ class DeploymentState:
         if take is not None:
             take(now_ns, record)
 
-    def _pass_on(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # one of _ABOUT_REPLICAS
+    def _pass_on(self, now_ns: int, record: StartBatch | Finished | BatchFailed | BatchLost) -> None:
         run = self._run_of_replica.get(record.replica)
         if run is not None:
             run.append(now_ns, record)
-            if record.replica not in run.replicas:
-                del self._run_of_replica[record.replica]
 
-    def _start_replica(self, now_ns: int, start: StartReplica | AdoptReplica) -> None:
+    def _pass_on_worker(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # one of _ABOUT_WORKERS
+        worker = record.worker
+        run = self._run_of_replica.get(worker) or next((run for run in self.runs if worker in run.shadows.bodies), None)
+        if run is not None:
+            run.append(now_ns, record)
+            if worker not in run.replicas:
+                self._run_of_replica.pop(worker, None)
+
+    def _start_worker(self, now_ns: int, start: StartWorker | AdoptWorker) -> None:
         run = self._run_of_stage.get(start.spec.stage)
         if run is not None:
-            self._run_of_replica[start.replica] = run
             run.append(now_ns, start)
+            if start.worker in run.replicas:
+                self._run_of_replica[start.worker] = run
 
     def _begin(self, now_ns: int) -> None:
         """The first record: all runs have the same start."""
@@ -513,25 +516,7 @@ class DeploymentState:
         self.nodes.ready(now_ns, event.node)
 
 
-_ABOUT_REPLICAS: Final = frozenset(
-    {
-        StartBatch,
-        Finished,
-        BatchFailed,
-        BatchLost,
-        ReplicaCompleted,
-        ReplicaProgressed,
-        ReplicaReady,
-        ReplicaLost,
-        ReplicaStopped,
-        Resized,
-        StopReplica,
-        ResizeReplica,
-        AttachShadow,
-        DetachShadow,
-        ShadowReady,
-        ShadowLost,
-        ShadowStopped,
-    }
+_ABOUT_WORKERS: Final = frozenset(
+    {WorkerCompleted, WorkerProgressed, WorkerReady, WorkerLost, WorkerStopped, WorkerResized, StopWorker, ResizeWorker}
 )
-"""Records with a replica that has been started before."""
+"""Records with a worker that has been started before."""

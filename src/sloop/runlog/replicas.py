@@ -5,9 +5,9 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sloop.actions import AttachShadow, StartBatch
+from sloop.actions import StartBatch, StartWorker
 from sloop.runlog.samples import Samples, new_samples
-from sloop.vocabulary import ALONE, Form, Life, Part, PipelineId, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import ALONE, Form, Life, Part, PipelineId, ReplicaId, ReplicaSpec, Slot, WorkerId
 
 COLD_START: Final = "total"
 """The step name of a whole cold start, from the order to ready."""
@@ -101,7 +101,7 @@ class ReplicaRecord(Struct):
     """When its batch was started."""
     batches: int = 0
     """Started."""
-    shadow: AttachShadow | None = None
+    shadow: StartWorker | None = None
     """The order of the shadow that it has. The replica serves alone until that is ready, and when it was told to
     stop."""
     part: Part | None = None
@@ -117,7 +117,8 @@ class ReplicaRecord(Struct):
 
     def all_cores(self, cores: float) -> float:
         """These cores with those of its shadow."""
-        return cores + (self.shadow.shadow.cores if self.shadow is not None else 0.0)
+        shadow = self.shadow.spec.shadow if self.shadow is not None else None
+        return cores + (shadow.cores if shadow is not None else 0.0)
 
 
 class PipelineAccount:
@@ -138,3 +139,14 @@ class PipelineAccount:
         """When the parts were ordered of those that have not answered yet."""
         self.answer_ns: Samples[int] = new_samples()
         """Times in ns from that order until a batch had passed all parts."""
+
+
+class ShadowAccount(Struct):
+    """What became of shadows."""
+
+    count: int = 0
+    """How many were ordered."""
+    lost: int = 0
+    """How many of them died."""
+    bodies: dict[WorkerId, ReplicaRecord] = {}  # msgspec copies the empty dict for each instance
+    """By the number of each that is there, its replica."""

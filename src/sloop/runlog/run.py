@@ -13,15 +13,13 @@ from typing import Any, ClassVar, Final
 from msgspec import Struct, structs
 
 from sloop.actions import (
-    AdoptReplica,
-    AttachShadow,
+    AdoptWorker,
     Decided,
-    DetachShadow,
     End,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
 )
 from sloop.app.graph import Graph
 from sloop.app.progress import Entered, RequestProgress
@@ -29,19 +27,24 @@ from sloop.events import (
     BatchFailed,
     BatchLost,
     Finished,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount
-from sloop.runlog.replicas import COLD_START, BatchGroup, DeviceName, DeviceUse, PipelineAccount, ReplicaRecord
+from sloop.runlog.replicas import (
+    COLD_START,
+    BatchGroup,
+    DeviceName,
+    DeviceUse,
+    PipelineAccount,
+    ReplicaRecord,
+    ShadowAccount,
+)
 from sloop.runlog.requests import GraphRequestRecord, RequestRecord, RouteRecord, SecondRecord, StageRecord
 from sloop.runlog.samples import Samples, new_samples
 from sloop.units import NS_PER_S
@@ -58,6 +61,7 @@ from sloop.vocabulary import (
     Request,
     RequestId,
     Slot,
+    WorkerId,
 )
 
 ROUTES_MAX: Final = 100
@@ -139,9 +143,7 @@ class RunState:
         """By stage, variant and step."""
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(new_samples)
         """By stage, the times in ns from the order of a resize to its effect."""
-        self.shadows, self.lost_shadows = 0, 0
-        """How many shadows were ordered, and how many of them died."""
-        self.pipelines = PipelineAccount()
+        self.pipelines, self.shadows = PipelineAccount(), ShadowAccount()
         counters = (Counter[tuple[str, str]]() for _ in range(3))
         self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
@@ -161,22 +163,17 @@ class RunState:
         """What takes each kind of record that is not on the path of a request."""
         return {
             BatchFailed: self._fail_batch,
-            StartReplica: self._start_replica,
-            AdoptReplica: self._adopt_replica,
-            ReplicaProgressed: self._progress,
-            ReplicaReady: self._ready,
-            ReplicaCompleted: self._complete,
+            StartWorker: self._start_worker,
+            AdoptWorker: self._adopt_replica,
+            WorkerProgressed: self._progress,
+            WorkerReady: self._ready,
+            WorkerCompleted: self._complete,
             BatchLost: self._lose_batch,
-            ResizeReplica: self._order_resize,
-            Resized: self._resize,
-            AttachShadow: self._attach_shadow,
-            DetachShadow: self._detach_shadow,
-            ShadowReady: self._shadow_ready,
-            ShadowLost: self._shadow_gone,
-            ShadowStopped: self._shadow_gone,
-            StopReplica: self._stop,
-            ReplicaStopped: self._stopped,
-            ReplicaLost: self._lost,
+            ResizeWorker: self._order_resize,
+            WorkerResized: self._resize,
+            StopWorker: self._stop,
+            WorkerStopped: self._stopped,
+            WorkerLost: self._lost,
             Decided: self.decide,
             Unlogged: self._count_unlogged,
         }
@@ -389,9 +386,15 @@ class RunState:
 
     # Replicas
 
-    def _start_replica(self, now_ns: int, start: StartReplica) -> None:
+    def _start_worker(self, now_ns: int, start: StartWorker) -> None:
+        if start.replica is None:
+            self._start_replica(now_ns, start)
+        elif start.replica in self.replicas:
+            self._start_shadow(now_ns, self.replicas[start.replica], start)
+
+    def _start_replica(self, now_ns: int, start: StartWorker) -> None:
         self.cold_starts += 1
-        made = self._add_replica(now_ns, start.replica, start.spec, now_ns)
+        made = self._add_replica(now_ns, start.worker, start.spec, now_ns)
         if start.part is not None:
             self.pipelines.parts += 1
             made.part, made.pipeline = start.part, start.part.pipeline
@@ -402,8 +405,8 @@ class RunState:
                 self.pipelines.unanswered[start.part.pipeline] = now_ns
             self.pipelines.open[start.part.pipeline][made.id] = made
 
-    def _adopt_replica(self, now_ns: int, adopted: AdoptReplica) -> None:
-        made = self._add_replica(now_ns, adopted.replica, adopted.spec, -1)
+    def _adopt_replica(self, now_ns: int, adopted: AdoptWorker) -> None:
+        made = self._add_replica(now_ns, adopted.worker, adopted.spec, -1)
         self.adopted_replicas[made.group.key] += 1
         if adopted.is_ready:
             made.life = Life.READY
@@ -423,8 +426,8 @@ class RunState:
             group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, form)
         return group
 
-    def _progress(self, now_ns: int, event: ReplicaProgressed) -> None:
-        replica = self.replicas.get(event.replica)
+    def _progress(self, now_ns: int, event: WorkerProgressed) -> None:
+        replica = self.replicas.get(event.worker)
         if replica is not None:
             self._end_step(now_ns, replica)
             replica.step, replica.step_ns = event.step, now_ns
@@ -434,8 +437,10 @@ class RunState:
             self.cold_start_ns[(*replica.group.key, replica.step)].append(now_ns - replica.step_ns)
         replica.step = ""
 
-    def _ready(self, now_ns: int, event: ReplicaReady) -> None:
-        replica = self.replicas.get(event.replica)
+    def _ready(self, now_ns: int, event: WorkerReady) -> None:
+        replica, pair = self.replicas.get(event.worker), self.shadows.bodies.get(event.worker)
+        if pair is not None and pair.shadow is not None:
+            self._set_form(pair, Form(pair.shadow.spec.shadow))
         if replica is not None and replica.life is Life.STARTING:
             self._end_step(now_ns, replica)
             replica.has_started = True
@@ -453,9 +458,9 @@ class RunState:
             self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
         replica.life, replica.since_ns, replica.has_served = Life.READY, now_ns, True
 
-    def _complete(self, now_ns: int, event: ReplicaCompleted) -> None:
+    def _complete(self, now_ns: int, event: WorkerCompleted) -> None:
         """A part of a pipeline has all layers; when all parts have, they are replicas of their own."""
-        replica = self.replicas.get(event.replica)
+        replica = self.replicas.get(event.worker)
         if replica is None or replica.part is None or not replica.has_started:
             return
         number, replica.part = replica.part.pipeline, None
@@ -500,14 +505,14 @@ class RunState:
             self._break_pipeline(now_ns, replica)
             self._requeue(now_ns, replica, "worker")
 
-    def _order_resize(self, now_ns: int, order: ResizeReplica) -> None:
-        replica = self.replicas.get(order.replica)
+    def _order_resize(self, now_ns: int, order: ResizeWorker) -> None:
+        replica = self.replicas.get(order.worker)
         if replica is not None:
             replica.wanted_cores, replica.resize_ns = order.cores, now_ns
-            self.cost.grow(now_ns, order.replica, replica.all_cores(order.cores))
+            self.cost.grow(now_ns, order.worker, replica.all_cores(order.cores))
 
-    def _resize(self, now_ns: int, event: Resized) -> None:
-        replica = self.replicas.get(event.replica)
+    def _resize(self, now_ns: int, event: WorkerResized) -> None:
+        replica = self.replicas.get(event.worker)
         if replica is None:
             return
         self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(event.cores))
@@ -519,30 +524,21 @@ class RunState:
             self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
             replica.resize_ns = 0
 
-    def _attach_shadow(self, now_ns: int, order: AttachShadow) -> None:
-        replica = self.replicas.get(order.replica)
-        if replica is not None:
-            self.shadows += 1
-            replica.shadow = order
-            self._charge_shadow(now_ns, replica)
+    def _start_shadow(self, now_ns: int, replica: ReplicaRecord, order: StartWorker) -> None:
+        self.shadows.count += 1
+        self.shadows.bodies[order.worker] = replica
+        replica.shadow = order
+        self._charge_shadow(now_ns, replica)
 
-    def _detach_shadow(self, now_ns: int, order: DetachShadow) -> None:
-        replica = self.replicas.get(order.replica)
-        if replica is not None:
-            self._set_form(replica, ALONE)
-
-    def _shadow_ready(self, now_ns: int, event: ShadowReady) -> None:
-        replica = self.replicas.get(event.replica)
-        if replica is not None and replica.shadow is not None and replica.shadow.number == event.number:
-            self._set_form(replica, Form(replica.shadow.shadow))
-
-    def _shadow_gone(self, now_ns: int, event: ShadowLost | ShadowStopped) -> None:
-        replica = self.replicas.get(event.replica)
-        if replica is not None and replica.shadow is not None and replica.shadow.number == event.number:
-            self.lost_shadows += isinstance(event, ShadowLost)
-            self._set_form(replica, ALONE)
-            replica.shadow = None
-            self._charge_shadow(now_ns, replica)
+    def _shadow_gone(self, now_ns: int, id: WorkerId) -> bool:
+        """Returns whether the worker that is gone was a shadow."""
+        replica = self.shadows.bodies.pop(id, None)
+        if replica is None:
+            return False
+        self._set_form(replica, ALONE)
+        replica.shadow = None
+        self._charge_shadow(now_ns, replica)
+        return True
 
     def _charge_shadow(self, now_ns: int, replica: ReplicaRecord) -> None:
         """Charge a replica for the cores that it has with its shadow from now on."""
@@ -555,8 +551,10 @@ class RunState:
                 self._resized.add(replica.running.batch)
             replica.group = self._group(replica.spec, replica.group.slot, form)
 
-    def _stop(self, now_ns: int, order: StopReplica) -> None:
-        replica = self.replicas.get(order.replica)
+    def _stop(self, now_ns: int, order: StopWorker) -> None:
+        replica, pair = self.replicas.get(order.worker), self.shadows.bodies.get(order.worker)
+        if pair is not None:
+            self._set_form(pair, ALONE)
         if replica is not None:
             self._drain(now_ns, replica)
             # A stuck replica: its batch may run elsewhere before the replica has stopped.
@@ -566,11 +564,15 @@ class RunState:
         if replica.life is not Life.DRAINING:
             replica.life, replica.since_ns = Life.DRAINING, now_ns
 
-    def _stopped(self, now_ns: int, event: ReplicaStopped) -> None:
-        self._forget(now_ns, event.replica)
+    def _stopped(self, now_ns: int, event: WorkerStopped) -> None:
+        if not self._shadow_gone(now_ns, event.worker):
+            self._forget(now_ns, event.worker)
 
-    def _lost(self, now_ns: int, event: ReplicaLost) -> None:
-        replica = self._forget(now_ns, event.replica)
+    def _lost(self, now_ns: int, event: WorkerLost) -> None:
+        if self._shadow_gone(now_ns, event.worker):
+            self.shadows.lost += 1
+            return
+        replica = self._forget(now_ns, event.worker)
         if replica is not None:
             self.lost_replicas[replica.group.key] += 1
 
@@ -578,6 +580,8 @@ class RunState:
         self.cost.release(now_ns, id)
         replica = self.replicas.pop(id, None)
         if replica is not None:
+            if replica.shadow is not None:
+                del self.shadows.bodies[replica.shadow.worker]
             self._requeue(now_ns, replica, "worker")
             self._break_pipeline(now_ns, replica)
         return replica

@@ -442,7 +442,7 @@ class Figures:
         )
 
     def _shadows(self, estimates: Mapping[VariantKey, StaticEstimate]) -> ShadowRow | None:
-        attached = sum(run.shadows for run in self.runs)
+        attached = sum(run.shadows.count for run in self.runs)
         if not attached:
             return None
         pairs = [group for group in self._groups() if group.form.shadow is not None]
@@ -451,7 +451,7 @@ class Figures:
         batches, requests = _begun(pairs)
         return ShadowRow(
             attached=attached,
-            lost=sum(run.lost_shadows for run in self.runs),
+            lost=sum(run.shadows.lost for run in self.runs),
             batches=batches,
             requests=requests,
             rows=sum(known) if len(known) == len(rows) else None,

@@ -45,21 +45,19 @@ import uvloop
 from msgspec import Struct, structs
 
 from sloop import __version__
+from sloop.actions import AdoptWorker, ResizeWorker, StartWorker, StopWorker
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import (
     BatchSilent,
     Event,
     Finished,
-    KeptReplica,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
+    KeptWorker,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
@@ -93,7 +91,7 @@ from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, TransferId, WorkerId
 
 RETRY_S: Final = 0.5
 """The time between two attempts to connect."""
@@ -113,18 +111,7 @@ MODELS_MAX: Final = 1_000
 """How many models of its cache an agent names when it joins."""
 
 T = TypeVar("T")
-Reported = (
-    BatchSilent
-    | ReplicaProgressed
-    | ReplicaReady
-    | ReplicaCompleted
-    | ReplicaLost
-    | ReplicaStopped
-    | Resized
-    | ShadowReady
-    | ShadowLost
-    | ShadowStopped
-)
+Reported = BatchSilent | WorkerProgressed | WorkerReady | WorkerCompleted | WorkerLost | WorkerStopped | WorkerResized
 """The events about a replica that an agent reports."""
 _log: Final = logging.getLogger("sloop.agent")
 
@@ -205,7 +192,7 @@ class PartUnreached(Struct, frozen=True, array_like=True, tag=10):
 class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
     """The workers that run on, of those that the deciding process wants to keep. All others have stopped."""
 
-    kept: tuple[KeptReplica, ...]
+    kept: tuple[KeptWorker, ...]
 
 
 class SparesReport(Struct, frozen=True, array_like=True, tag=8):
@@ -268,32 +255,13 @@ class ForgetStages(Struct, frozen=True, array_like=True, tag=3):
     stages: list[str]
 
 
-class StartWorker(Struct, frozen=True, array_like=True, tag=4):
-    """Start a replica."""
+class WorkerOrder(Struct, frozen=True, array_like=True, tag=4):
+    """An order of the core about a worker, as it is."""
 
-    replica: ReplicaId
-    spec: ReplicaSpec
+    order: StartWorker | StopWorker | ResizeWorker | AdoptWorker
     peers: list[Endpoint] = []  # msgspec creates a new list for each instance
-    """Agents that have its model or are fetching it, in the order in which to ask them; none of them waits for this
-    agent."""
-    transfer: TransferId | None = None
-    """The ordered transfer for which it waits."""
-    part: Part | None = None
-    """The layers that it loads first, if it is a part of a pipeline. The agent reports `ReplicaReady` when it has
-    them."""
-
-
-class StopWorker(Struct, frozen=True, array_like=True, tag=5):
-    """Stop a replica."""
-
-    replica: ReplicaId
-
-
-class ResizeWorker(Struct, frozen=True, array_like=True, tag=6):
-    """Change the cores of a replica."""
-
-    replica: ReplicaId
-    cores: float
+    """For a start: agents that have its model or are fetching it, in the order in which to ask them; none of them waits
+    for this agent."""
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
@@ -323,21 +291,6 @@ class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
     """The ordered transfer that brings them; None if they are there."""
 
 
-class StartShadow(Struct, frozen=True, array_like=True, tag=17):
-    """Start a shadow beside a replica."""
-
-    replica: ReplicaId
-    number: int
-    shadow: Shadow
-
-
-class StopShadow(Struct, frozen=True, array_like=True, tag=18):
-    """Stop a shadow."""
-
-    replica: ReplicaId
-    number: int
-
-
 class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
     """A block of a worker of this agent is no longer needed."""
 
@@ -348,13 +301,6 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     """Where blocks can be fetched, by their holders. An empty host stands for that of the deciding process."""
 
     by_holder: dict[int, Endpoint]
-
-
-class AdoptWorker(Struct, frozen=True, array_like=True, tag=11):
-    """A worker that was kept is this replica from now on."""
-
-    number: int
-    replica: ReplicaId
 
 
 class ReceiveWeights(Struct, frozen=True, array_like=True, tag=12):
@@ -394,17 +340,12 @@ ToAgent = (
     AgentSetup
     | LearnStages
     | ForgetStages
-    | StartWorker
-    | StopWorker
-    | ResizeWorker
+    | WorkerOrder
     | RunBatch
     | PassBatch
     | CompleteWorker
-    | StartShadow
-    | StopShadow
     | FreeBlock
     | Endpoints
-    | AdoptWorker
     | ReceiveWeights
     | GiveUpWeights
     | EvictWeights
@@ -451,8 +392,9 @@ class _Worker:
         """The batches that it runs next: a part may get a batch of its own while it runs one of another part."""
         self.is_abandoned = False
         """Whether nobody waits for its batch."""
-        self.shadow: int | None = None
-        """The number of its shadow."""
+        self.shadow: _Worker | None = None
+        self.is_shadow = False
+        """Whether it is the shadow of another one. Nobody keeps these."""
         self.servable: Servable | None = None
         """Its model as it was brought to this machine."""
         self.models: list[tuple[WeightsCache, Path]] = []
@@ -469,6 +411,10 @@ class _Worker:
         """Fetches blocks of other machines that its batch reads."""
         self.copies: list[Address] = []
         """Those blocks."""
+
+    def start(self) -> StartWorker:
+        """The order to start it, now that its model is here."""
+        return StartWorker(self.number, self.spec, part=self.part)
 
     def release_models(self) -> None:
         """Let its model be deleted from the caches: nothing uses it any more."""
@@ -555,17 +501,12 @@ class AgentSession:
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
             ForgetStages: lambda record: self._backend.forget(record.stages),
-            StartWorker: self._start,
-            StopWorker: self._stop,
-            ResizeWorker: self._resize,
+            WorkerOrder: self._obey,
             RunBatch: self._run,
             PassBatch: self._run,
             CompleteWorker: self._complete,
-            StartShadow: self._start_shadow,
-            StopShadow: self._stop_shadow,
             FreeBlock: self._free,
             Endpoints: self._set_endpoints,
-            AdoptWorker: self._adopt,
             ReceiveWeights: self._receive,
             GiveUpWeights: self._give_up_weights,
             EvictWeights: self._evict,
@@ -586,7 +527,7 @@ class AgentSession:
         return {
             number: worker.fingerprint
             for number, worker in self._workers.items()
-            if worker.fingerprint and not (worker.is_stopping or worker.part)
+            if worker.fingerprint and not (worker.is_stopping or worker.part or worker.is_shadow)
         }
 
     def detach(self) -> None:
@@ -603,8 +544,8 @@ class AgentSession:
             worker.replica = None
             worker.reports.clear()
             worker.waiting.clear()
-            if worker.shadow is not None:
-                self._backend.stop_shadow(worker.number, worker.shadow)
+            if worker.is_shadow:
+                self._stop_worker(worker)
             if worker.fetching is not None:
                 self._end_batch(worker)
             elif worker.batch is not None and not worker.is_abandoned:
@@ -691,25 +632,43 @@ class AgentSession:
 
     # Replicas
 
-    def _start(self, record: StartWorker) -> None:
-        replica, spec = record.replica, record.spec
+    def _obey(self, record: WorkerOrder) -> None:
+        order = record.order
+        if isinstance(order, StartWorker):
+            self._start(order, record.peers)
+        elif isinstance(order, StopWorker):
+            self._stop(order)
+        elif isinstance(order, ResizeWorker):
+            self._resize(order)
+        else:
+            self._adopt(order)
+
+    def _start(self, order: StartWorker, peers: Sequence[Endpoint]) -> None:
+        replica, spec = order.worker, order.spec
+        body = self._replicas.get(order.replica) if order.replica is not None else None
+        if order.replica is not None and body is None:
+            return  # its end, which has been reported, is that of its shadow
         # The same number, if it is free, is easier to find in the logs.
         taken = self._workers.keys() | self._offered.keys()  # one that is offered and has ended may still be adopted
         number = replica if replica not in taken else ReplicaId(max(taken) + 1)
         worker = _Worker(number, spec, replica, self._backend)
         self._workers[number] = self._replicas[replica] = worker
-        worker.part = record.part
+        if body is not None:
+            self._start_shadow(worker, body, order)
+            return
+        worker.part = order.part
         servable = self._backend.servable(spec.stage, spec.variant)
         comes = servable is not None and (servable.source or servable.cut is not None)
-        if servable is not None and comes and (record.transfer is not None or not self._is_beside):
-            reception = self._used_reception(worker, record.transfer)
-            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record, reception))
+        if servable is not None and comes and (order.transfer is not None or not self._is_beside):
+            reception = self._used_reception(worker, order.transfer)
+            bringing = self._bring_and_start(worker, servable, order, peers, reception)
+            worker.bringing = asyncio.create_task(bringing)
         elif servable is not None and servable.digest and (not self._is_beside or _is_missing(servable.model)):
             worker.bringing = asyncio.create_task(self._copy_and_start(worker, servable))
         elif servable is not None and servable.cut is None and _is_missing(servable.model):
-            self.on_event(ReplicaLost(number, _not_here(servable.model)))
+            self.on_event(WorkerLost(number, _not_here(servable.model)))
         else:
-            self._backend.start(number, spec, None, record.part)
+            self._backend.start(worker.start())
 
     def _used_reception(self, worker: _Worker, transfer: TransferId | None) -> _Reception | None:
         """A transfer whose weights a worker uses from now on; None if there is no such transfer."""
@@ -720,30 +679,35 @@ class AgentSession:
         return found
 
     async def _bring_and_start(
-        self, worker: _Worker, servable: Servable, record: StartWorker, reception: _Reception | None
+        self,
+        worker: _Worker,
+        servable: Servable,
+        order: StartWorker,
+        peers: Sequence[Endpoint],
+        reception: _Reception | None,
     ) -> None:
         """Fetch the model of a worker, or its part of the model, then start the worker."""
-        self.on_event(ReplicaProgressed(worker.number, "fetching"))
+        self.on_event(WorkerProgressed(worker.number, "fetching"))
         try:
-            cache = await self._cache_with(record.transfer, reception)
+            cache = await self._cache_with(order.transfer, reception)
             if servable.cut is not None:
                 count = len(servable.cut.blocks)
-                layers = record.part.layers.positions(count) if record.part is not None else range(count)
-                files = await self._bring_blocks(worker, cache, servable.cut, layers, record.peers)
+                layers = order.part.layers.positions(count) if order.part is not None else range(count)
+                files = await self._bring_blocks(worker, cache, servable.cut, layers, peers)
                 own = structs.replace(servable, cut=_placed(servable.cut, files))
             else:
                 source = ModelSource.of(servable.source)
-                model = await cache.fetch(source, pin=True, nearer=self._nearer(source, record.peers))
+                model = await cache.fetch(source, pin=True, nearer=self._nearer(source, peers))
                 worker.models.append((cache, model))
                 own = structs.replace(servable, model=str(await self._prepared(model, servable.changes, model.parent)))
         except Exception as error:
             worker.bringing = None
-            self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
+            self.on_event(WorkerLost(worker.number, _why(error, f"the model of replica {worker.number}")))
             return
         worker.bringing, worker.servable = None, own
         spec = worker.spec  # as it is now: it may have been resized meanwhile
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
-        self._backend.start(worker.number, spec, None, record.part)
+        self._backend.start(worker.start())
 
     async def _copy_and_start(self, worker: _Worker, servable: Servable) -> None:
         """Copy a model from the path that all machines share, then start the worker. The copy must have the content
@@ -754,11 +718,11 @@ class AgentSession:
             model = str(await self._prepared(copy.path, servable.changes, copy.folder))
         except Exception as error:
             worker.bringing = None
-            self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
+            self.on_event(WorkerLost(worker.number, _why(error, f"the model of replica {worker.number}")))
             return
         worker.bringing, worker.servable = None, structs.replace(servable, model=model)
         self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
-        self._backend.start(worker.number, worker.spec)
+        self._backend.start(worker.start())
 
     async def _taken(self, original: Path, expected: str) -> ModelCopy:
         """A private copy of a model, in the cache. Copies of which no worker is left are deleted."""
@@ -836,19 +800,11 @@ class AgentSession:
                 self._cache = await self._loop.run_in_executor(None, self._make_cache)
         return self._cache
 
-    def _start_shadow(self, record: StartShadow) -> None:
-        worker = self._replicas.get(record.replica)
-        if worker is None:
-            return  # its end, which has been reported, is that of its shadow
-        if worker.servable is not None:  # another version of the application may have been learnt meanwhile
-            self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
-        worker.shadow = record.number
-        self._backend.start_shadow(worker.number, record.number, record.shadow)
-
-    def _stop_shadow(self, record: StopShadow) -> None:
-        worker = self._replicas.get(record.replica)
-        if worker is not None:
-            self._backend.stop_shadow(worker.number, record.number)
+    def _start_shadow(self, worker: _Worker, body: _Worker, order: StartWorker) -> None:
+        if body.servable is not None:  # another version of the application may have been learnt meanwhile
+            self._backend.learn({(body.spec.stage, body.spec.variant): body.servable}, {}, threads_prepared=0)
+        body.shadow, worker.is_shadow = worker, True
+        self._backend.start(structs.replace(order, worker=worker.number, replica=body.number))
 
     def _nearer(
         self, source: ModelSource, peers: Sequence[Endpoint], *, is_block: bool = False
@@ -937,10 +893,10 @@ class AgentSession:
         except (MachineError, OSError) as error:
             _log.warning("%s cannot be deleted: %s", source, error)
 
-    def _stop(self, record: StopWorker) -> None:
-        worker = self._replicas.get(record.replica)
+    def _stop(self, order: StopWorker) -> None:
+        worker = self._replicas.get(order.worker)
         if worker is None:
-            self._send(AgentReport(ReplicaStopped(record.replica)))
+            self._send(AgentReport(WorkerStopped(order.worker)))
         else:
             self._stop_worker(worker)
 
@@ -951,25 +907,25 @@ class AgentSession:
             self._backend.stop(worker.number)
         else:
             bringing.cancel()
-            self.on_event(ReplicaStopped(worker.number))
+            self.on_event(WorkerStopped(worker.number))
 
-    def _resize(self, record: ResizeWorker) -> None:
-        worker = self._replicas.get(record.replica)
+    def _resize(self, order: ResizeWorker) -> None:
+        worker = self._replicas.get(order.worker)
         if worker is None:
             return  # its end has been reported
         if worker.bringing is not None:  # it starts with these cores, when its model is there
-            self.on_event(Resized(worker.number, record.cores))
+            self.on_event(WorkerResized(worker.number, order.cores))
         else:
-            self._backend.resize(worker.number, record.cores)
+            self._backend.resize(worker.number, order.cores)
 
-    def _adopt(self, record: AdoptWorker) -> None:
+    def _adopt(self, order: AdoptWorker) -> None:
         """A deciding process has adopted a kept worker under this number. Its events since then are reported now."""
-        worker = self._offered.pop(ReplicaId(record.number), None)
+        worker = self._offered.pop(WorkerId(order.number), None)
         if worker is None:
-            raise ProtocolError(f"worker {record.number} was adopted, but it was not kept")
-        worker.replica = record.replica
+            raise ProtocolError(f"worker {order.number} was adopted, but it was not kept")
+        worker.replica = order.worker
         if worker.number in self._workers:
-            self._replicas[record.replica] = worker
+            self._replicas[order.worker] = worker
         reports, worker.reports = worker.reports, []
         for event in reports:
             self._report(worker, event)
@@ -983,7 +939,7 @@ class AgentSession:
         kept = []
         for number, worker in self._offered.items():
             worker.reports.clear()
-            kept.append(KeptReplica(number, worker.spec, worker.is_ready and worker.batch is None))
+            kept.append(KeptWorker(number, worker.spec, worker.is_ready and worker.batch is None))
         self._send(WorkersKept(tuple(kept)))
 
     # Batches
@@ -1109,16 +1065,15 @@ class AgentSession:
     def on_event(self, event: Event) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
         assert isinstance(event, Reported)
-        worker = self._workers[event.replica]
-        if isinstance(event, ReplicaReady):
+        number = event.replica if isinstance(event, BatchSilent) else event.worker
+        worker = self._workers[number]
+        if isinstance(event, WorkerReady):
             worker.is_ready = True
-        elif isinstance(event, ReplicaCompleted):
+        elif isinstance(event, WorkerCompleted):
             worker.part = None
-        elif isinstance(event, ShadowLost | ShadowStopped):
-            worker.shadow = None
-        elif isinstance(event, Resized):
+        elif isinstance(event, WorkerResized):
             worker.spec = worker.spec.with_cores(event.cores)
-        elif isinstance(event, ReplicaLost | ReplicaStopped):
+        elif isinstance(event, WorkerLost | WorkerStopped):
             self._end_batch(worker)
             if worker.completing is not None:
                 worker.completing.cancel()
@@ -1127,22 +1082,30 @@ class AgentSession:
                 reception.users -= 1
                 if not reception.users and reception.ended.done():
                     self._leave(reception)
-            del self._workers[event.replica]
-            if worker.replica is not None:
-                self._replicas.pop(worker.replica, None)
-            if self._stopping is not None:
-                self._stopping.discard(event.replica)
-                self._tell_kept()
+            for ended in [worker] if worker.shadow is None else [worker, worker.shadow]:
+                self._forget(ended)
         self._report(worker, event)
 
+    def _forget(self, worker: _Worker) -> None:
+        """A worker has ended."""
+        if self._workers.pop(worker.number, None) is None:
+            return  # a shadow, before its replica
+        if worker.replica is not None:
+            self._replicas.pop(worker.replica, None)
+        if self._stopping is not None:
+            self._stopping.discard(worker.number)
+            self._tell_kept()
+
     def _report(self, worker: _Worker, event: Reported) -> None:
-        """Report an event, or keep it until a deciding process has adopted the worker. Events about shadows and batches
-        are not kept, because an adopted worker has none."""
-        if worker.replica is None:
-            if not isinstance(event, BatchSilent | ShadowReady | ShadowLost | ShadowStopped):
-                worker.reports.append(event)
+        """Report an event, or keep it until a deciding process has adopted the worker. Events about batches are not
+        kept, because an adopted worker has none."""
+        if isinstance(event, BatchSilent):
+            if worker.replica is not None:
+                self._send(AgentReport(structs.replace(event, replica=worker.replica)))
+        elif worker.replica is None:
+            worker.reports.append(event)
         else:
-            self._send(AgentReport(structs.replace(event, replica=worker.replica)))
+            self._send(AgentReport(structs.replace(event, worker=worker.replica)))
 
     def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
@@ -1151,7 +1114,7 @@ class AgentSession:
         if not self._end_batch(worker) or worker.replica is None:
             for block in own:
                 self._arenas.free(block)
-            self._report(worker, ReplicaReady(worker.number))
+            self._report(worker, WorkerReady(worker.number))
             return
         found = self._noted(blocks)
         self._send(BatchFinished(event.batch, worker.replica, event.service_ns, found, event.edge_counts, dict(faults)))
@@ -1179,7 +1142,7 @@ class AgentSession:
         """See `sloop.serve.protocols.BackendListener`."""
         worker = self._workers[replica]
         if not self._end_batch(worker) or worker.replica is None:
-            self._report(worker, ReplicaReady(worker.number))
+            self._report(worker, WorkerReady(worker.number))
         else:
             self._send(BatchRaised(batch, worker.replica, failure.encode()))
             self._run_next(worker)

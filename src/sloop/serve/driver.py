@@ -29,21 +29,19 @@ from msgspec import Struct, structs
 from sloop.actions import (
     AcquireNode,
     Action,
-    AdoptReplica,
+    AdoptWorker,
     Assigned,
-    AttachShadow,
     CancelTransfer,
     Decided,
-    DetachShadow,
     End,
     Evict,
     ReleaseNode,
     RequestPlan,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -61,12 +59,11 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    ShadowLost,
     TransferFailed,
     Woke,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
 )
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
@@ -96,23 +93,22 @@ NEEDED_MAX: Final = 1_024
 """For how many sets of outputs the driver remembers which outputs of stages they need."""
 Order = (
     StartBatch
-    | StartReplica
+    | StartWorker
     | Transfer
     | CancelTransfer
     | Evict
-    | AdoptReplica
-    | StopReplica
-    | ResizeReplica
-    | AttachShadow
-    | DetachShadow
+    | AdoptWorker
+    | StopWorker
+    | ResizeWorker
     | AcquireNode
     | ReleaseNode
 )
 """The actions that a backend carries out."""
 ORDERS: Final = get_args(Order)
-LOOK_EVENTS: Final = frozenset((Woke, ReplicaReady, Planned))
+LOOK_EVENTS: Final = frozenset((Woke, WorkerReady, Planned))
 """Events after which what went wrong may be over."""
-FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, BatchLost, ReplicaLost, ReplicaStopped))
+BATCH_ENDS: Final = frozenset((Finished, BatchFailed, BatchLost))
+WORKER_ENDS: Final = frozenset((WorkerLost, WorkerStopped))
 """Events after which a replica no longer runs its batch."""
 
 
@@ -412,15 +408,13 @@ class Driver:
         self._has_several_applications = self._has_several_versions = False
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
-            StartReplica: lambda order: backend.start(order.replica, order.spec, order.transfer, order.part),
+            StartWorker: backend.start,
             Transfer: backend.transfer,
             CancelTransfer: backend.cancel_transfer,
             Evict: backend.evict,
-            AdoptReplica: lambda order: backend.adopt(order.replica, order.number, order.spec),
-            StopReplica: lambda order: backend.stop(order.replica),
-            ResizeReplica: lambda order: backend.resize(order.replica, order.cores),
-            AttachShadow: lambda order: backend.start_shadow(order.replica, order.number, order.shadow),
-            DetachShadow: lambda order: backend.stop_shadow(order.replica, order.number),
+            AdoptWorker: lambda order: backend.adopt(order.worker, order.number, order.spec),
+            StopWorker: lambda order: backend.stop(order.worker),
+            ResizeWorker: lambda order: backend.resize(order.worker, order.cores),
             AcquireNode: lambda order: backend.acquire(order.node),
             ReleaseNode: lambda order: backend.release(order.node),
             RequestPlan: self._note_plan,
@@ -686,8 +680,11 @@ class Driver:
         try:
             for event in events:
                 left -= 1
-                if type(event) in FREEING_EVENTS:
+                kind = type(event)
+                if kind in BATCH_ENDS:
                     self._stop_reading(event.replica)  # type: ignore[union-attr]  # all of them have one
+                elif kind in WORKER_ENDS:
+                    self._stop_reading(event.worker)  # type: ignore[union-attr]
                 records.append(event)
                 actions = self._core.handle(now_ns, event, left > 0)
                 records += actions
@@ -721,12 +718,9 @@ class Driver:
                 self.on_event(event)
 
     def _failed_order(self, order: Order, why: str) -> Iterable[Event]:
-        """What the core is told of an order on which the backend has failed: the replica, shadow or node that it was
-        for is gone. What may be left of it is told to stop."""
+        """What the core is told of an order on which the backend has failed: the worker or node that it was for
+        is gone. What may be left of it is told to stop."""
         match order:
-            case AttachShadow() | DetachShadow():
-                self._try(lambda: self._backend.stop_shadow(order.replica, order.number))
-                return [ShadowLost(order.replica, order.number, why)]
             case Transfer():
                 return [TransferFailed(order.transfer, node, why) for node in order.receivers]
             case AcquireNode():
@@ -735,8 +729,9 @@ class Driver:
                 return [NodeReleased(order.node)]
             case CancelTransfer() | Evict():
                 return []
-        self._try(lambda: self._backend.stop(order.replica))
-        return [ReplicaLost(order.replica, why)]
+        worker = order.replica if isinstance(order, StartBatch) else order.worker
+        self._try(lambda: self._backend.stop(worker))
+        return [WorkerLost(worker, why)]
 
     def _try(self, stop: Callable[[], None]) -> None:
         """Stop what an order was for, on which the backend has failed. It may fail on this too."""

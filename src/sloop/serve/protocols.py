@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
 from sloop.events import Event, Finished, Planned
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
@@ -19,7 +19,15 @@ from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import CutBlock, Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ModelWeights, Outcome, Part, ReplicaId, ReplicaSpec, RequestId, Shadow, TransferId
+from sloop.vocabulary import (
+    BatchId,
+    ModelWeights,
+    Outcome,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    WorkerId,
+)
 
 if TYPE_CHECKING:  # edges, agents and workers import this module, but not the core
     from sloop.core.views import PlanInput
@@ -283,16 +291,9 @@ class Backend(Protocol):
         """From now on, also in later servers, requests for a variant share no forward pass."""
         ...
 
-    def start(
-        self,
-        replica: ReplicaId,
-        spec: ReplicaSpec,
-        transfer: TransferId | None = None,
-        part: Part | None = None,
-    ) -> None:
-        """Start a replica, when this transfer has brought its weights to the node, or `part` of it
-        (`sloop.actions.StartReplica`). Reports progress, then `ReplicaReady` or `ReplicaLost`, and for a part
-        `ReplicaCompleted`."""
+    def start(self, order: StartWorker) -> None:
+        """Start a worker. Reports `WorkerProgressed`, and in the end `WorkerReady` or `WorkerLost`; nothing of a shadow
+        whose replica is lost or stopped, whose end is that of its shadow too."""
         ...
 
     def transfer(self, order: Transfer) -> None:
@@ -308,29 +309,21 @@ class Backend(Protocol):
         ...
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        """What runs on a node under this number (`KeptReplica`) is this replica from now on. If it is there no more,
-        reports `ReplicaLost`."""
+        """What runs on a node under this number (`KeptWorker`) is this replica from now on. If it is there no more,
+        reports `WorkerLost`."""
         ...
 
-    def stop(self, replica: ReplicaId) -> None:
-        """Stop a replica; one that starts or runs a batch is killed. Reports `ReplicaStopped`."""
+    def stop(self, worker: WorkerId) -> None:
+        """Stop a worker; the first one of a replica is killed if it starts or runs a batch, a shadow finishes its part
+        of the batch. Reports `WorkerStopped`."""
         ...
 
-    def resize(self, replica: ReplicaId, cores: float) -> None:
-        """Change the cores of a running replica in place. Reports `Resized` with the cores in effect."""
+    def resize(self, worker: WorkerId, cores: float) -> None:
+        """Change the cores of a replica's first worker in place. Reports `WorkerResized` with the cores in effect."""
         ...
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
-        """Run a batch, whose blocks it reads until it reports `on_finished`, `on_failed` or `ReplicaLost`."""
-        ...
-
-    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
-        """Start a shadow beside a ready replica. Reports `ShadowReady` or `ShadowLost`; nothing if the replica is lost
-        or stopped, whose end is that of its shadow too."""
-        ...
-
-    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
-        """Stop a shadow; a running batch finishes. Reports `ShadowStopped`."""
+        """Run a batch, whose blocks it reads until it reports `on_finished`, `on_failed` or `WorkerLost`."""
         ...
 
     async def close(self) -> None:

@@ -35,6 +35,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.machine import capacity, hardware_name
 from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
+from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
@@ -674,6 +675,9 @@ def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     header = header_of(setup, origin="live", date=date, machine=hardware_name())
     try:
+        older = older_log(folder / FOLDER)
+        if older:
+            _log.warning("%s; a new log begins beside them", older)
         return Journal(folder / FOLDER, header, limits, observed)
     except MachineError as error:
         if not any(NodeMemory(folder / NODES).read()):

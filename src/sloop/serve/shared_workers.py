@@ -18,8 +18,9 @@ from typing import Final
 
 import uvloop
 
+from sloop.actions import StartWorker
 from sloop.errors import InputError, MachineError
-from sloop.events import Event, Finished, ReplicaLost, ReplicaReady
+from sloop.events import Event, Finished, WorkerLost, WorkerReady
 from sloop.machine import capacity
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.model import input_shapes, is_python, onnx_runtime, synthesise
@@ -123,9 +124,9 @@ class SharedWorkers:
         """Start all workers, one after the other. InputError if the model fails, MachineError if a worker does not
         start."""
         for number in range(self.count):
-            self._backend.start(ReplicaId(number), self._spec)
-            while not isinstance(event := await self._next(), ReplicaReady):
-                if isinstance(event, ReplicaLost):
+            self._backend.start(StartWorker(ReplicaId(number), self._spec))
+            while not isinstance(event := await self._next(), WorkerReady):
+                if isinstance(event, WorkerLost):
                     what = f"worker {number + 1} of {self.count} did not start: {event.error}"
                     raise MachineError(what, help="measure fewer workers together (--together)")
 
@@ -144,8 +145,8 @@ class SharedWorkers:
             event = await self._next()
             if isinstance(event, Finished):
                 return event.replica
-            if isinstance(event, ReplicaLost):
-                what = f"worker {event.replica + 1} of {self.count} has died: {event.error}"
+            if isinstance(event, WorkerLost):
+                what = f"worker {event.worker + 1} of {self.count} has died: {event.error}"
                 raise MachineError(what, help="measure smaller batches, or fewer workers together")
 
     async def _next(self) -> Event:

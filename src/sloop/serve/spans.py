@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import AdoptReplica, End, StartBatch, StartReplica
+from sloop.actions import AdoptWorker, End, StartBatch, StartWorker
 from sloop.errors import InputError
-from sloop.events import BatchFailed, BatchLost, Finished, ReplicaLost
+from sloop.events import BatchFailed, BatchLost, Finished, WorkerLost
 from sloop.runlog import Header, Record
 from sloop.runlog.segments import is_there, opened, segment_path
 from sloop.serve.processes import spawn
@@ -107,10 +107,10 @@ class RequestSpans:
                 self._open[record.id] = _Followed(record, now_ns, [])
         elif isinstance(record, StartBatch):
             self._start(now_ns, record)
-        elif isinstance(record, Finished | BatchFailed | BatchLost | ReplicaLost):
+        elif isinstance(record, Finished | BatchFailed | BatchLost | WorkerLost):
             self._finish(now_ns, record)
-        elif isinstance(record, StartReplica | AdoptReplica):
-            self._specs[record.replica] = record.spec
+        elif isinstance(record, StartWorker | AdoptWorker):
+            self._specs[record.worker] = record.spec
         elif isinstance(record, End):
             found = self._open.pop(record.request, None)
             if found is not None:
@@ -128,11 +128,12 @@ class RequestSpans:
                 found.spent.append(Spent("queue", found.since_ns, now_ns, {"sloop.stage": batch.stage}))
                 found.since_ns = now_ns
 
-    def _finish(self, now_ns: int, record: Finished | BatchFailed | BatchLost | ReplicaLost) -> None:
-        began_ns, batch = self._running.pop(record.replica, (0, None))
-        spec = self._specs.get(record.replica)
-        if isinstance(record, ReplicaLost):
-            self._specs.pop(record.replica, None)
+    def _finish(self, now_ns: int, record: Finished | BatchFailed | BatchLost | WorkerLost) -> None:
+        replica = record.worker if isinstance(record, WorkerLost) else record.replica
+        began_ns, batch = self._running.pop(replica, (0, None))
+        spec = self._specs.get(replica)
+        if isinstance(record, WorkerLost):
+            self._specs.pop(replica, None)
         if batch is None:
             return
         attributes: dict[str, str | int | float] = {

@@ -23,20 +23,18 @@ from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
-    AdoptReplica,
+    AdoptWorker,
     Assigned,
-    AttachShadow,
     CancelTransfer,
     Decided,
-    DetachShadow,
     End,
     Evict,
     ReleaseNode,
-    ResizeReplica,
+    ResizeWorker,
     Rollout,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
     VersionState,
 )
@@ -47,21 +45,18 @@ from sloop.events import (
     Cancelled,
     Deployed,
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
     NodeReleased,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
@@ -87,6 +82,7 @@ from sloop.vocabulary import (
     Slot,
     TransferId,
     Visit,
+    WorkerId,
     version_key,
 )
 
@@ -290,7 +286,7 @@ class CheckedReplica:
         """The number of pending resizes."""
         self.form = ALONE
         """In effect."""
-        self.shadow: AttachShadow | None = None
+        self.shadow: StartWorker | None = None
         """The order of the shadow that has room on the node."""
         self.shadow_bytes = 0
         self.shadow_parts = False
@@ -363,6 +359,11 @@ class WaitingKeys:
         return found
 
 
+def shadow_cores(order: StartWorker) -> float:
+    """The cores of a shadow."""
+    return order.spec.shadow.cores if order.spec.shadow is not None else 0.0
+
+
 class CheckedNode:
     """A node: its state, what it holds, and for how long it was charged."""
 
@@ -399,7 +400,7 @@ class CheckedNode:
         node, replicas = self.node, (*self.replicas.values(), *further)
         shadows = [replica.shadow for replica in replicas if replica.shadow is not None]
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
-        cores += sum(order.shadow.cores for order in shadows)
+        cores += sum(map(shadow_cores, shadows))
         if cores > node.cores + HALF_UNIT * (len(replicas) + len(shadows)) + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
@@ -435,7 +436,7 @@ class CheckedNode:
     def has_cores(self, cores: float) -> bool:
         """Whether this many cores are free, counted in thousandths, as the core reserves them."""
         held = [max(replica.cores, replica.wanted_cores) for replica in self.replicas.values()]
-        held += [replica.shadow.shadow.cores for replica in self.replicas.values() if replica.shadow is not None]
+        held += [shadow_cores(each.shadow) for each in self.replicas.values() if each.shadow is not None]
         return sum(round(1000 * each) for each in (*held, cores)) <= round(1000 * self.node.cores)
 
     def uses(self, weights: ModelWeights) -> bool:
@@ -484,6 +485,8 @@ class CheckerState:
         """By name, the versions that have not ended."""
         self.requests: dict[RequestId, CheckedRequest] = {}
         self.replicas: dict[ReplicaId, CheckedReplica] = {}
+        self.shadows: dict[WorkerId, CheckedReplica] = {}
+        """By the number of each shadow, its replica."""
         self.nodes = {node.name: CheckedNode(node) for node in nodes}
         self.waiting: dict[str, WaitingKeys] = {}
         self.stages: dict[str, CheckedVersion] = {}
@@ -618,6 +621,8 @@ class CheckerState:
             self.lose(replica, is_blamed=has_died and (node is None or node.state is not NodeState.LOST))
             if node is not None:
                 del node.replicas[id]
+            if replica.shadow is not None:
+                del self.shadows[replica.shadow.worker]
             if replica.pipeline is not None:
                 del replica.pipeline.members[id]
                 self.dissolve(replica.pipeline)
@@ -676,11 +681,10 @@ class Checkers:
         self._unplanned: set[str] = set()
         """Keys of versions whose policy could not plan, until it can."""
         self._last_batch = BatchId(-1)
-        self._last_replica = ReplicaId(-1)
-        self._last_shadow = -1
+        self._last_worker = WorkerId(-1)
         self._last_transfer = TransferId(-1)
         self._pipelines: dict[PipelineId, CheckedPipeline] = {}
-        self._kept: dict[int, KeptReplica] = {}
+        self._kept: dict[int, KeptWorker] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
         """In this step."""
@@ -701,16 +705,13 @@ class Checkers:
             Request: self._arrived,
             Finished: self._finished,
             BatchFailed: self._batch_failed,
-            ReplicaProgressed: self._progressed,
-            ReplicaReady: self._ready,
-            ReplicaCompleted: self._completed,
+            WorkerProgressed: self._progressed,
+            WorkerReady: self._ready,
+            WorkerCompleted: self._completed,
             BatchLost: self._batch_lost,
-            ReplicaLost: self._lost,
-            ReplicaStopped: self._stopped,
-            Resized: self._resized,
-            ShadowReady: self._shadow_ready,
-            ShadowLost: self._shadow_gone,
-            ShadowStopped: self._shadow_gone,
+            WorkerLost: self._lost,
+            WorkerStopped: self._stopped,
+            WorkerResized: self._resized,
             NodeReady: self._node_ready,
             NodeLost: self._node_lost,
             NodeReleased: self._node_released,
@@ -721,12 +722,10 @@ class Checkers:
             Rollout: self._rolled_out,
             StartBatch: self._start_batch,
             End: self._end,
-            StartReplica: self._start_replica,
-            AdoptReplica: self._adopt_replica,
-            StopReplica: self._stop_replica,
-            ResizeReplica: self._resize_replica,
-            AttachShadow: self._attach_shadow,
-            DetachShadow: self._detach_shadow,
+            StartWorker: self._start_replica,
+            AdoptWorker: self._adopt_replica,
+            StopWorker: self._stop_replica,
+            ResizeWorker: self._resize_replica,
             AcquireNode: self._acquire_node,
             ReleaseNode: self._release_node,
             Transfer: self._transfer,
@@ -1168,8 +1167,11 @@ class Checkers:
 
     # Replicas and nodes
 
-    def _ready(self, event: ReplicaReady) -> None:
-        replica = self._state.replicas.get(event.replica)
+    def _ready(self, event: WorkerReady) -> None:
+        pair = self._state.shadows.get(event.worker)
+        if pair is not None and not pair.shadow_parts:
+            self._set_form(pair, Form(pair.shadow.spec.shadow if pair.shadow is not None else None))
+        replica = self._state.replicas.get(event.worker)
         if replica is None or replica.draining:
             return
         if replica.weights is not None:
@@ -1178,14 +1180,14 @@ class Checkers:
         if replica.part is None and pipeline is None:
             replica.ready = True
         elif replica.part is not None and pipeline is not None:
-            pipeline.started.add(event.replica)
+            pipeline.started.add(event.worker)
             if len(pipeline.started) == len(pipeline.bounds) - 1:
                 for member in pipeline.members.values():
                     member.ready = True
 
-    def _completed(self, event: ReplicaCompleted) -> None:
+    def _completed(self, event: WorkerCompleted) -> None:
         """A part has all layers. When all parts of its pipeline have, it is over; without one the part is ready."""
-        replica = self._state.replicas.get(event.replica)
+        replica = self._state.replicas.get(event.worker)
         if replica is None or replica.part is None:
             return
         node, pipeline = self._state.nodes[replica.spec.node or ""], replica.pipeline
@@ -1205,8 +1207,8 @@ class Checkers:
                 self._state.dissolve(replica.pipeline)
             self._state.lose(replica, is_blamed=False)
 
-    def _progressed(self, event: ReplicaProgressed) -> None:
-        replica = self._state.replicas.get(event.replica)
+    def _progressed(self, event: WorkerProgressed) -> None:
+        replica = self._state.replicas.get(event.worker)
         if replica is not None and replica.weights is not None and event.step != FETCHING:
             self._check_arrived(replica)
 
@@ -1216,14 +1218,22 @@ class Checkers:
         if node is not None and replica.transfer in node.arriving and not replica.stopping:
             self._fail(f"the replica goes on before transfer {replica.transfer} has brought its weights")
 
-    def _lost(self, event: ReplicaLost) -> None:
-        self._state.forget(event.replica, has_died=True)
+    def _lost(self, event: WorkerLost) -> None:
+        self._shadow_gone(event.worker)
+        self._state.forget(event.worker, has_died=True)
 
-    def _stopped(self, event: ReplicaStopped) -> None:
-        self._state.forget(event.replica, has_died=False)
+    def _stopped(self, event: WorkerStopped) -> None:
+        self._shadow_gone(event.worker)
+        self._state.forget(event.worker, has_died=False)
 
-    def _resized(self, event: Resized) -> None:
-        replica = self._state.replicas.get(event.replica)
+    def _shadow_gone(self, id: WorkerId) -> None:
+        replica = self._state.shadows.pop(id, None)
+        if replica is not None:
+            replica.shadow, replica.shadow_bytes, replica.shadow_parts = None, 0, False
+            self._set_form(replica, ALONE)
+
+    def _resized(self, event: WorkerResized) -> None:
+        replica = self._state.replicas.get(event.worker)
         if replica is not None:
             replica.cores = event.cores
             replica.resizing -= 1
@@ -1232,52 +1242,37 @@ class Checkers:
             self._limit(replica)
             self._check_node(replica.spec)
 
-    def _shadow_ready(self, event: ShadowReady) -> None:
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.shadow is None or replica.shadow.number != event.number:
-            return
-        if not replica.shadow_parts:
-            self._set_form(replica, Form(replica.shadow.shadow))
-
-    def _shadow_gone(self, event: ShadowLost | ShadowStopped) -> None:
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or replica.shadow is None or replica.shadow.number != event.number:
-            return
-        if isinstance(event, ShadowLost) or replica.shadow_parts:
-            replica.shadow, replica.shadow_bytes, replica.shadow_parts = None, 0, False
-            self._set_form(replica, ALONE)
-
     def _set_form(self, replica: CheckedReplica, form: Form) -> None:
         replica.form = form
         self._limit(replica)
 
-    def _attach_shadow(self, order: AttachShadow) -> None:
+    def _start_shadow(self, order: StartWorker, id: ReplicaId) -> None:
         """A shadow is for a ready replica that has none, on a node with room for both."""
-        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        if order.number <= self._last_shadow:
-            self._fail(f"shadow {order.number} after shadow {self._last_shadow}")
-        self._last_shadow = order.number
+        replica, wanted = self._state.replicas.get(id) or self._unknown(id), order.spec.shadow
         if not replica.ready or replica.draining:
             self._fail("a shadow for a replica that is not ready or drains")
         if replica.shadow is not None:
-            self._fail(f"the replica has shadow {replica.shadow.number}, which has not stopped")
+            self._fail(f"the replica has shadow {replica.shadow.worker}, which has not stopped")
         profile = self._profiles.get(profile_key(replica.spec))
         layers = profile.layers if profile is not None else None
-        blocks = order.shadow.blocks
+        blocks = wanted.blocks if wanted is not None else ()
         if layers is None or not blocks or not 0 <= blocks[0] <= blocks[-1] < len(layers.blocks):
             self._fail("a shadow with blocks that the profile does not have")
         replica.shadow, replica.shadow_bytes = order, sum(layers.blocks[place].param_bytes for place in blocks)
+        self._state.shadows[order.worker] = replica
         self._check_node(replica.spec)
 
-    def _detach_shadow(self, order: DetachShadow) -> None:
-        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        if replica.shadow is None or replica.shadow.number != order.number or replica.shadow_parts:
-            self._fail("a shadow is ordered to stop that the replica does not have, or twice")
+    def _stop_shadow(self, replica: CheckedReplica) -> None:
+        if replica.shadow_parts:
+            self._fail("a shadow is ordered to stop twice")
         replica.shadow_parts = True
         self._set_form(replica, ALONE)
 
-    def _start_replica(self, order: StartReplica) -> None:
-        self._number(order.replica)
+    def _start_replica(self, order: StartWorker) -> None:
+        self._number(order.worker)
+        if order.replica is not None:
+            self._start_shadow(order, order.replica)
+            return
         if order.spec.shadow is not None:
             self._fail("a replica starts without its shadow, which is attached when it is ready")
         version, node = self._state.stages.get(order.spec.stage), self._state.nodes.get(order.spec.node or "")
@@ -1294,22 +1289,22 @@ class Checkers:
         if version.provides:
             self._check_provided(order, node)
 
-    def _join(self, order: StartReplica, part: Part) -> None:
+    def _join(self, order: StartWorker, part: Part) -> None:
         """A replica starts as the next part of its pipeline."""
         pipeline = self._pipelines.setdefault(part.pipeline, CheckedPipeline(part.bounds))
-        profile, replica = self._profiles.get(profile_key(order.spec)), self._state.replicas[order.replica]
+        profile, replica = self._profiles.get(profile_key(order.spec)), self._state.replicas[order.worker]
         layers = profile.layers if profile is not None else None
         ascends = list(part.bounds) == sorted(set(part.bounds))
         if layers is None or not ascends or (part.bounds[0], part.bounds[-1]) != (0, len(layers.blocks)):
             self._fail("a pipeline whose parts are not the layers of the profile")
         if part.place != len(pipeline.members) or part.bounds != pipeline.bounds:
             self._fail("a replica is not the next part of its pipeline")
-        pipeline.members[order.replica] = replica
+        pipeline.members[order.worker] = replica
         replica.part, replica.pipeline = part, pipeline
 
-    def _check_provided(self, order: StartReplica, node: CheckedNode) -> None:
+    def _check_provided(self, order: StartWorker, node: CheckedNode) -> None:
         """The weights of a start are on its node, or it waits for a transfer that brings them there."""
-        replica, weights = self._state.replicas[order.replica], self._weights[profile_key(order.spec)]
+        replica, weights = self._state.replicas[order.worker], self._weights[profile_key(order.spec)]
         replica.weights, replica.transfer = weights, order.transfer
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
@@ -1322,28 +1317,28 @@ class Checkers:
             self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")
         self._check_node(order.spec)
 
-    def _number(self, id: ReplicaId) -> None:
-        if id <= self._last_replica:
-            self._fail(f"replica {id} after replica {self._last_replica}")
-        self._last_replica = id
+    def _number(self, id: WorkerId) -> None:
+        if id <= self._last_worker:
+            self._fail(f"worker {id} after worker {self._last_worker}")
+        self._last_worker = id
 
-    def _adopt_replica(self, order: AdoptReplica) -> None:
+    def _adopt_replica(self, order: AdoptWorker) -> None:
         """A replica that a node has kept is taken over once, and told to stop in the same step if it is of no use."""
-        self._number(order.replica)
+        self._number(order.worker)
         kept = self._kept.pop(order.number, None)
         if kept is None or (kept.spec, kept.is_ready) != (order.spec, order.is_ready):
             self._fail("a replica is adopted that was not kept, or is another one")
         self._begin_replica(order)
-        self._state.replicas[order.replica].ready = order.is_ready
-        self._adopted.append(order.replica)
+        self._state.replicas[order.worker].ready = order.is_ready
+        self._adopted.append(order.worker)
         self._is_adopting = True
 
-    def _begin_replica(self, order: StartReplica | AdoptReplica) -> None:
-        replica = self._state.start(order.replica, order.spec)
+    def _begin_replica(self, order: StartWorker | AdoptWorker) -> None:
+        replica = self._state.start(order.worker, order.spec)
         profile = self._profiles.get(profile_key(order.spec))
         replica.size_max = profile.max_batch if profile is not None else 0
         self._limit(replica)
-        if isinstance(order, StartReplica):
+        if isinstance(order, StartWorker):
             self._check_node(order.spec)
 
     def _check_adopted(self) -> None:
@@ -1362,16 +1357,20 @@ class Checkers:
             if misfit:
                 self._fail(f"replica {id} is adopted: {misfit}")
 
-    def _stop_replica(self, order: StopReplica) -> None:
-        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+    def _stop_replica(self, order: StopWorker) -> None:
+        pair = self._state.shadows.get(order.worker)
+        if pair is not None:
+            self._stop_shadow(pair)
+            return
+        replica = self._state.replicas.get(order.worker) or self._unknown(order.worker)
         if replica.stopping:
             self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
         if replica.batch is not None:  # a replica whose batch is stuck: the core reuses its cores at once
-            self._state.forget(order.replica, has_died=True)
+            self._state.forget(order.worker, has_died=True)
 
-    def _resize_replica(self, order: ResizeReplica) -> None:
-        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+    def _resize_replica(self, order: ResizeWorker) -> None:
+        replica = self._state.replicas.get(order.worker) or self._unknown(order.worker)
         if order.cores <= 0:
             self._fail("a replica without cores")
         replica.wanted_cores = max(order.cores, replica.wanted_cores) if replica.resizing else order.cores

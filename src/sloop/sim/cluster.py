@@ -14,15 +14,13 @@ from msgspec import Struct, field, structs
 from sloop.actions import (
     AcquireNode,
     Action,
-    AttachShadow,
     CancelTransfer,
-    DetachShadow,
     Evict,
     ReleaseNode,
-    ResizeReplica,
+    ResizeWorker,
     StartBatch,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     Transfer,
 )
 from sloop.events import (
@@ -36,19 +34,17 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.sim.happenings import (
+    BatchHappening,
     Crashed,
     DeviceDue,
     Happening,
@@ -56,9 +52,8 @@ from sloop.sim.happenings import (
     NodeFailed,
     Outage,
     PendingHappening,
-    ReplicaHappening,
-    ShadowCrashed,
     TransfersDue,
+    WorkerHappening,
 )
 from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, SimulatedPipeline
 from sloop.sim.replicas import EndsLater, LocalStart, SimulatedReplica, SimulatedShadow, Truths
@@ -67,7 +62,7 @@ from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.sharing import SharedDevice
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, Node, NodeState, Part, PipelineId, ReplicaId, TransferId
+from sloop.vocabulary import BatchId, Node, NodeState, Part, PipelineId, ReplicaId, TransferId, WorkerId
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -116,6 +111,7 @@ class Cluster:
         self._healed = False
         self._sequences = count()
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
+        self._shadows: dict[WorkerId, SimulatedShadow] = {}
         self._nodes = {node.name: SimulatedNode(node) for node in nodes}
         self.pending: list[PendingHappening] = []
         self.void: set[int] = set()
@@ -168,21 +164,23 @@ class Cluster:
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
-        if isinstance(order, StartReplica):
-            self._start(now_ns, order)
-        elif isinstance(order, StopReplica):
-            self._stop(now_ns, order.replica)
-        elif isinstance(order, ResizeReplica):
-            replica = self._replicas.get(order.replica)
+        if isinstance(order, StartWorker):
+            body = self._replicas.get(order.replica) if order.replica is not None else None
+            if order.replica is None:
+                self._start(now_ns, order)
+            elif body is not None:
+                self._start_shadow(now_ns, order, body)
+        elif isinstance(order, StopWorker):
+            shadow = self._shadows.get(order.worker)
+            if shadow is None:
+                self._stop(now_ns, order.worker)
+            else:
+                self._stop_shadow(now_ns, shadow)
+        elif isinstance(order, ResizeWorker):
+            replica = self._replicas.get(order.worker)
             if replica is not None:
                 replica.resized_ns = max(replica.resized_ns, now_ns + replica.truths.resize.draw_ns())
-                self._push(replica.resized_ns, Resized(order.replica, order.cores))
-        elif isinstance(order, AttachShadow | DetachShadow):
-            replica = self._replicas.get(order.replica)
-            if replica is not None and isinstance(order, AttachShadow):
-                self._attach(now_ns, order, replica)
-            elif replica is not None:
-                self._detach(now_ns, order.replica, order.number, replica)
+                self._push(replica.resized_ns, WorkerResized(order.worker, order.cores))
         elif isinstance(order, AcquireNode):
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
@@ -206,23 +204,35 @@ class Cluster:
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, ReplicaHappening):
+        elif isinstance(event, WorkerHappening):
+            return self._happen_to(now_ns, event)
+        elif isinstance(event, WorkerStopped):
+            shadow = self._shadows.get(event.worker)
+            if shadow is not None:
+                shadow.pending = -1
+                self._forget_shadow(shadow)
+        elif isinstance(event, BatchHappening):
             replica = self._replicas.get(event.replica)
-            return self._happen_to(now_ns, replica, event) if replica is not None else None
+            if replica is None:
+                return None
+            if isinstance(event, BatchFailed):
+                self._leave_device(now_ns, replica)
         return event
 
-    def _happen_to(self, now_ns: int, replica: SimulatedReplica, event: ReplicaHappening) -> Event | None:
-        """Apply an entry about a replica that is there."""
-        if isinstance(event, ShadowReady | ShadowStopped):
-            return self._change_shadow(now_ns, replica, event)
-        if isinstance(event, Resized):
+    def _happen_to(self, now_ns: int, event: WorkerHappening) -> Event | None:
+        """Apply an entry about a worker, if it is there."""
+        replica = self._replicas.get(event.worker)
+        if replica is None:
+            shadow = self._shadows.get(event.worker)
+            if shadow is None:
+                return None
+            self._shadow_ready(now_ns, shadow)
+        elif isinstance(event, WorkerResized):
             return self._resize_now(now_ns, replica, event)
-        if isinstance(event, ReplicaCompleted):
+        elif isinstance(event, WorkerCompleted):
             return self._complete(now_ns, replica, event)
-        if isinstance(event, ReplicaReady):
-            self._plan_crash(now_ns, event.replica, replica)
-        elif isinstance(event, BatchFailed):
-            self._leave_device(now_ns, replica)
+        elif isinstance(event, WorkerReady):
+            self._plan_crash(now_ns, event.worker, replica)
         return event
 
     def _fall_silent(self, now_ns: int, batch: BatchId, replica: ReplicaId) -> None:
@@ -239,9 +249,11 @@ class Cluster:
         elif isinstance(event, Outage):
             self._begin_outage(now_ns)
         elif isinstance(event, Crashed):
-            self._lose(now_ns, event.replica, "the worker process died")
-        elif isinstance(event, ShadowCrashed):
-            self._lose_shadow(now_ns, event.replica, event.number)
+            shadow = self._shadows.get(event.worker)
+            if shadow is None:
+                self._lose(now_ns, event.worker, "the worker process died")
+            elif not shadow.is_stopping:
+                self._lose_shadow(now_ns, shadow)
         elif sequence == self._transfers_due[1]:
             self._receive_weights(now_ns)
         return None
@@ -256,9 +268,7 @@ class Cluster:
         lost."""
         self._healed = True
         self._touches_batches = False
-        self.void.update(
-            entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Outage | Crashed | ShadowCrashed)
-        )
+        self.void.update(entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Outage | Crashed))
         for node in self._nodes.values():
             if node.state is NodeState.LOST and not node.node.on_demand:
                 self.void.add(node.pending)
@@ -319,8 +329,8 @@ class Cluster:
         if again_ns is not None:
             self._push(end_ns + again_ns, finished)
 
-    def _start(self, now_ns: int, order: StartReplica) -> None:
-        spec, id = order.spec, order.replica
+    def _start(self, now_ns: int, order: StartWorker) -> None:
+        spec, id = order.spec, order.worker
         truths = self._truths.stages[spec.stage]
         self._replicas[id] = replica = SimulatedReplica(spec, truths)
         if order.part is not None:
@@ -355,7 +365,7 @@ class Cluster:
         if order.transfer is not None:
             self._awaiting.setdefault((order.transfer, spec.node or ""), []).append(id)
         self._replicas[id].start = start
-        self._push(now_ns, ReplicaProgressed(id, FETCHING))
+        self._push(now_ns, WorkerProgressed(id, FETCHING))
         self._await_transfers(now_ns)
 
     def _load_there(self, now_ns: int, id: ReplicaId, start: LocalStart, *, is_warm: bool = False) -> None:
@@ -380,9 +390,9 @@ class Cluster:
         at_ns = now_ns
         for step, length_ns in steps:
             if length_ns:
-                self._push(at_ns, ReplicaProgressed(id, step))
+                self._push(at_ns, WorkerProgressed(id, step))
             at_ns += length_ns
-        self._push(now_ns + ready_ns, ReplicaReady(id))
+        self._push(now_ns + ready_ns, WorkerReady(id))
 
     def _with_spare(self, now_ns: int, id: ReplicaId, start: LocalStart) -> LocalStart:
         """The start, without the process if a spare worker of the node is there for it."""
@@ -584,20 +594,20 @@ class Cluster:
         replica.rest_load = loads = RestLoad(from_ns, length_ns)
         if replica.pipeline is not None and replica.part is not None:
             replica.pipeline.load_rest(replica.part.place, loads)
-        self._push(loads.end_ns, ReplicaCompleted(id))
+        self._push(loads.end_ns, WorkerCompleted(id))
 
-    def _complete(self, now_ns: int, replica: SimulatedReplica, event: ReplicaCompleted) -> ReplicaCompleted | None:
+    def _complete(self, now_ns: int, replica: SimulatedReplica, event: WorkerCompleted) -> WorkerCompleted | None:
         """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
         if replica.part is None:
             return None  # told already: its pipeline broke, and it was sooner than expected
         if replica.rest_load is not None and replica.rest_load.end_ns > now_ns:
             self._push(replica.rest_load.end_ns, event)
             return None
-        assert replica.rest is not None, f"replica {event.replica} has not loaded its part"
+        assert replica.rest is not None, f"replica {event.worker} has not loaded its part"
         pipeline, replica.part = replica.pipeline, None
         if pipeline is None:
             return event
-        pipeline.complete[event.replica] = None
+        pipeline.complete[event.worker] = None
         if pipeline.is_complete:
             after_ns = round(pipeline.left_ns[-1]) if pipeline.left_ns else now_ns
             for member in [self._replicas[each] for each in pipeline.members]:
@@ -622,7 +632,7 @@ class Cluster:
             self._leave_pipeline(member)
             if member.rest_load is not None and member.part is not None:
                 member.rest_load.stops_computing(now_ns)
-                self._push(max(now_ns, member.rest_load.end_ns), ReplicaCompleted(other))
+                self._push(max(now_ns, member.rest_load.end_ns), WorkerCompleted(other))
             end = member.batch_end
             if is_lost and end is not None and end[0] > now_ns:
                 self._abandon_batch(now_ns, member)
@@ -630,69 +640,58 @@ class Cluster:
 
     # Shadows
 
-    def _attach(self, now_ns: int, order: AttachShadow, replica: SimulatedReplica) -> None:
+    def _start_shadow(self, now_ns: int, order: StartWorker, body: SimulatedReplica) -> None:
         """A spare worker of the node loads the blocks of a shadow."""
-        truths = replica.truths
-        replica.shadow = SimulatedShadow(order)
-        waits_ns = self._truths.spares.take_ns(now_ns, replica.spec.node or "")
-        length_ns = waits_ns + truths.cold_start.shadow_ns(replica.spec, order.shadow)
+        truths, wanted = body.truths, order.spec.shadow
+        assert wanted is not None, f"worker {order.worker} is no shadow"
+        body.shadow = self._shadows[order.worker] = shadow = SimulatedShadow(order.worker, body, wanted)
+        waits_ns = self._truths.spares.take_ns(now_ns, body.spec.node or "")
+        length_ns = waits_ns + truths.cold_start.shadow_ns(body.spec, wanted)
         if not self._healed and truths.faults.strikes("failed_shadow", self._rates.failed_shadow):
-            at_ns = now_ns + truths.faults.within_ns("failed_shadow", length_ns)
-            self._push(at_ns, ShadowCrashed(order.replica, order.number))
-        self._push(now_ns + length_ns, ShadowReady(order.replica, order.number))
+            self._push(now_ns + truths.faults.within_ns("failed_shadow", length_ns), Crashed(order.worker))
+        shadow.pending = self._push(now_ns + length_ns, WorkerReady(order.worker))
 
-    def _detach(self, now_ns: int, id: ReplicaId, number: int, replica: SimulatedReplica) -> None:
+    def _stop_shadow(self, now_ns: int, shadow: SimulatedShadow) -> None:
         """Batches do not use the shadow any more; it stops when the running one is over."""
-        shadow = replica.shadow
-        if shadow is None or shadow.number != number:
-            return
-        stops_ns = now_ns
-        if shadow.is_used(replica, now_ns) and replica.batch_end is not None:
-            ends = replica.ends  # on a shared device: as it looks now
-            stops_ns = replica.batch_end[0] if ends is None else self._devices[replica.device].end_ns(ends.batch)
-        shadow.is_ready = False
-        replica.update_speed()
-        shadow.number = -1 - number  # if it still loads, it does not become ready
-        self._push(stops_ns, ShadowStopped(id, number))
+        stops_ns, body = now_ns, shadow.body
+        if shadow.is_used(now_ns) and body.batch_end is not None:
+            ends = body.ends  # on a shared device: as it looks now
+            stops_ns = body.batch_end[0] if ends is None else self._devices[body.device].end_ns(ends.batch)
+        if shadow.pending >= 0:  # it still loads
+            self.void.add(shadow.pending)
+        shadow.is_ready, shadow.is_stopping = False, True
+        body.update_speed()
+        shadow.pending = self._push(stops_ns, WorkerStopped(shadow.id))
 
-    def _change_shadow(
-        self, now_ns: int, replica: SimulatedReplica, event: ShadowReady | ShadowStopped
-    ) -> ShadowReady | ShadowStopped | None:
-        """A shadow has loaded its blocks, or has stopped."""
-        shadow = replica.shadow
-        if shadow is None:
-            return None
-        if isinstance(event, ShadowStopped):
-            if shadow.number != -1 - event.number:
-                return None
-            replica.shadow = None
-            return event
-        if shadow.number != event.number:
-            return None
-        shadow.is_ready = True
-        if replica.batch_end is not None and replica.batch_end[0] > now_ns:
-            shadow.alone = replica.batch_end[2].batch
-        replica.update_speed()
+    def _shadow_ready(self, now_ns: int, shadow: SimulatedShadow) -> None:
+        """A shadow has loaded its blocks."""
+        shadow.is_ready, shadow.pending, body = True, -1, shadow.body
+        if body.batch_end is not None and body.batch_end[0] > now_ns:
+            shadow.alone = body.batch_end[2].batch
+        body.update_speed()
         mean_s = self._rates.shadow_mtbf_s
         if mean_s > 0.0 and not self._healed:
-            after_ns = replica.truths.faults.after_ns("shadow", mean_s)
-            self._push(now_ns + after_ns, ShadowCrashed(event.replica, event.number))
-        return event
+            self._push(now_ns + body.truths.faults.after_ns("shadow", mean_s), Crashed(shadow.id))
 
-    def _lose_shadow(self, now_ns: int, id: ReplicaId, number: int) -> None:
+    def _lose_shadow(self, now_ns: int, shadow: SimulatedShadow) -> None:
         """A shadow dies. What is left of a batch that uses it takes the body as long as alone."""
-        replica = self._replicas.get(id)
-        if replica is None or replica.shadow is None or replica.shadow.number != number:
-            return
-        before_ns, is_used = replica.speed.means_ns, replica.shadow.is_used(replica, now_ns)
-        replica.shadow = None
-        replica.update_speed()
-        if is_used and replica.batch_end is not None:
-            ratio = replica.speed.means_ns[replica.size] / before_ns[replica.size]
-            self._rescale(now_ns, replica, replica.batch_end, ratio)
-        self._push(now_ns, ShadowLost(id, number, "the shadow's process died"))
+        body = shadow.body
+        before_ns, is_used = body.speed.means_ns, shadow.is_used(now_ns)
+        self._forget_shadow(shadow)
+        body.update_speed()
+        if is_used and body.batch_end is not None:
+            ratio = body.speed.means_ns[body.size] / before_ns[body.size]
+            self._rescale(now_ns, body, body.batch_end, ratio)
+        self._push(now_ns, WorkerLost(shadow.id, "the shadow's process died"))
 
-    def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
+    def _forget_shadow(self, shadow: SimulatedShadow) -> None:
+        """A shadow is gone."""
+        if shadow.pending >= 0:
+            self.void.add(shadow.pending)
+        del self._shadows[shadow.id]
+        shadow.body.shadow = None
+
+    def _start_ns(self, now_ns: int, order: StartWorker, truths: Truths) -> int:
         """How long a replica takes to start."""
         weights, spec = self._truths.weights, order.spec
         is_local = weights is not None and order.transfer is None and weights.has(spec.node or "", spec)
@@ -701,18 +700,22 @@ class Cluster:
     def _stop(self, now_ns: int, id: ReplicaId) -> None:
         replica = self._replicas.pop(id, None)
         if replica is not None:
+            if replica.shadow is not None:
+                self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
-            self._push(now_ns, ReplicaStopped(id))
+            self._push(now_ns, WorkerStopped(id))
             self._break_pipeline(now_ns, id, replica, is_lost=False)
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
         """Lose a replica that was not ordered to stop."""
         replica = self._replicas.pop(id, None)
         if replica is not None:
+            if replica.shadow is not None:
+                self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
-            self._push(now_ns, ReplicaLost(id, error))
+            self._push(now_ns, WorkerLost(id, error))
             self._break_pipeline(now_ns, id, replica, is_lost=True)
 
     def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
@@ -771,17 +774,17 @@ class Cluster:
             self.void.add(replica.batch_end[1])
         replica.batch_end = None
 
-    def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: Resized) -> Resized:
+    def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: WorkerResized) -> WorkerResized:
         truths = replica.truths
         if not self._healed and truths.faults.strikes("refused_resize", self._rates.refused_resize):
-            return Resized(event.replica, replica.slot.cores)
+            return WorkerResized(event.worker, replica.slot.cores)
         before_ns = replica.speed.means_ns
         before, replica.slot = replica.slot, structs.replace(replica.slot, cores=event.cores)
         if replica.rest_load is not None and replica.part is not None:
             rest_ns, whole_ns = truths.cold_start.rest_ns, s(1)
             ratio = rest_ns(replica.spec, replica.slot, whole_ns) / rest_ns(replica.spec, before, whole_ns)
             replica.rest_load.rescale(now_ns, ratio)
-            self._push(replica.rest_load.end_ns, ReplicaCompleted(event.replica))
+            self._push(replica.rest_load.end_ns, WorkerCompleted(event.worker))
         if replica.pipeline is None:
             replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
         replica.update_speed()

@@ -6,14 +6,12 @@ from sloop.events import (
     BatchFailed,
     BatchSilent,
     Event,
-    ReplicaCompleted,
-    ReplicaProgressed,
-    ReplicaReady,
-    Resized,
-    ShadowReady,
-    ShadowStopped,
+    WorkerCompleted,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
 )
-from sloop.vocabulary import ReplicaId
+from sloop.vocabulary import WorkerId
 
 
 class NodeFailed(Struct, frozen=True):
@@ -27,16 +25,9 @@ class Outage(Struct, frozen=True):
 
 
 class Crashed(Struct, frozen=True):
-    """A ready replica crashes. Also internal to the simulator."""
+    """A worker crashes. Also internal to the simulator."""
 
-    replica: ReplicaId
-
-
-class ShadowCrashed(Struct, frozen=True):
-    """A shadow dies. Also internal to the simulator."""
-
-    replica: ReplicaId
-    number: int
+    worker: WorkerId
 
 
 class TransfersDue(Struct, frozen=True):
@@ -49,19 +40,11 @@ class DeviceDue(Struct, frozen=True):
     device: tuple[str, str]
 
 
-InternalEvent = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+InternalEvent = NodeFailed | Outage | Crashed | TransfersDue | DeviceDue
 """Entries that the core is not told."""
 Happening = Event | InternalEvent
-ReplicaHappening = (
-    BatchSilent
-    | ReplicaProgressed
-    | ReplicaReady
-    | ReplicaCompleted
-    | Resized
-    | BatchFailed
-    | ShadowReady
-    | ShadowStopped
-)
-"""Events that count only as long as their replica is there."""
+BatchHappening = BatchSilent | BatchFailed
+WorkerHappening = WorkerProgressed | WorkerReady | WorkerCompleted | WorkerResized
+"""Events that count only as long as their replica, or their worker, is there."""
 PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""

@@ -2,7 +2,6 @@
 
 from msgspec import Struct
 
-from sloop.actions import AttachShadow
 from sloop.events import BatchFailed, Finished
 from sloop.sim.pipelines import RestLoad, RunsBatches, SimulatedPipeline
 from sloop.sim.truth.branches import BranchSampler
@@ -10,7 +9,7 @@ from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.sim.truth.sharing import SharingTruth
-from sloop.vocabulary import BatchId, Part, ReplicaSpec
+from sloop.vocabulary import BatchId, Part, ReplicaSpec, Shadow, WorkerId
 
 
 class Truths(Struct, frozen=True):
@@ -38,18 +37,21 @@ class LocalStart(Struct, frozen=True):
 class SimulatedShadow:
     """A shadow from its order until it has stopped or is lost."""
 
-    __slots__ = ("alone", "is_ready", "number", "shadow")
+    __slots__ = ("alone", "body", "id", "is_ready", "is_stopping", "pending", "shadow")
 
-    def __init__(self, order: AttachShadow) -> None:
-        self.number, self.shadow = order.number, order.shadow
+    def __init__(self, id: WorkerId, body: "SimulatedReplica", shadow: Shadow) -> None:
+        self.id, self.body, self.shadow = id, body, shadow
         self.is_ready = False
         """Whether batches use it; not any more when it was told to stop."""
+        self.is_stopping = False
+        self.pending = -1
+        """The sequence number of the event that it is ready or, when it was told to stop, has stopped; -1 for none."""
         self.alone: BatchId | None = None
         """The batch that ran when it became ready, which does not use it."""
 
-    def is_used(self, replica: "SimulatedReplica", now_ns: int) -> bool:
+    def is_used(self, now_ns: int) -> bool:
         """Whether it computes for the running batch."""
-        end = replica.batch_end
+        end = self.body.batch_end
         return self.is_ready and end is not None and end[0] > now_ns and end[2].batch != self.alone
 
 

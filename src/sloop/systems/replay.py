@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import Action, Decided, RequestPlan, Rollout, StartReplica
+from sloop.actions import Action, Decided, RequestPlan, Rollout, StartWorker
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
-from sloop.events import Deployed, Event, Planned, ReplicaReady
+from sloop.events import Deployed, Event, Planned, WorkerReady
 from sloop.profile.fit import Percentile
 from sloop.profile.model import is_modelled
 from sloop.profile.passes import refined
@@ -170,9 +170,9 @@ def with_beginning(log: RecordedLog) -> Iterable[tuple[int, Record]]:
             key = version.key if len(core.state.applications) > 1 else ""
             records.append(Decided("plan", version.run.plan.why, plan=version.run.plan, application=key))
         for id, replica in version.run.replicas.items():
-            records.append(StartReplica(id, replica.spec.with_cores(replica.cores)))
+            records.append(StartWorker(id, replica.spec.with_cores(replica.cores)))
             if replica.life is not Life.STARTING:
-                records.append(ReplicaReady(id))
+                records.append(WorkerReady(id))
     return chain([(at_ns, record) for record in records], log)
 
 

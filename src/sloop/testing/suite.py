@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
-from sloop.actions import StartReplica, Transfer
+from sloop.actions import StartWorker, Transfer
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_application, load_scenario
 from sloop.errors import InputError
@@ -218,7 +218,7 @@ class SystemSuite:
         log = MemoryLog()
         simulate(World.from_scenario(scenario), [log])
         sent = {record.transfer for _, record in log if isinstance(record, Transfer)}
-        starts = [record for _, record in log if isinstance(record, StartReplica)]
+        starts = [record for _, record in log if isinstance(record, StartWorker)]
         assert sent, "no weights are sent"
         assert starts[0].transfer in sent
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.app.load import load_deployment
-from sloop.events import WOKE, Event, ReplicaReady
+from sloop.events import WOKE, Event, WorkerReady
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.inputs import InputValidator
@@ -87,7 +87,7 @@ class Resting:
             if self.core.plan_input is not None:
                 self._act(s(second) + 1, self.core.planner.plan(self.core.plan_input))
             for replica in list(self.core.state.replicas):
-                self._act(s(second) + 2, ReplicaReady(replica))
+                self._act(s(second) + 2, WorkerReady(replica))
 
     def _act(self, now_ns: int, event: Event) -> None:
         self.metrics.state.append(now_ns, event)

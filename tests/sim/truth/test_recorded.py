@@ -3,8 +3,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 from msgspec import structs
 
-from sloop.actions import StartBatch, StartReplica
-from sloop.events import Finished, Resized
+from sloop.actions import StartBatch, StartWorker
+from sloop.events import Finished, WorkerResized
 from sloop.profile.profile import Profile, Quadratic, Sample
 from sloop.runlog import Record
 from sloop.runlog.durations import BATCHES_MIN, Durations
@@ -24,7 +24,7 @@ def durations_of(records: Iterable[tuple[int, Record]]) -> Durations:
 
 def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
     """One batch after the other on one replica; `service_ns`, without transport, is always 1 ms."""
-    records: list[tuple[int, Record]] = [(0, StartReplica(R0, ReplicaSpec("only", "a", Slot(cores, "slow"))))]
+    records: list[tuple[int, Record]] = [(0, StartWorker(R0, ReplicaSpec("only", "a", Slot(cores, "slow"))))]
     now_ns = 0
     for number, duration_ms in enumerate(took_ms):
         requests = tuple(RequestId(number * batch + place) for place in range(batch))
@@ -44,7 +44,11 @@ def test_what_a_resize_interrupted_counts_for_no_core_count() -> None:
     records = log_of([4.0] * BATCHES_MIN)
     at_ns = records[-1][0]
     more = StartBatch(BatchId(BATCHES_MIN), R0, "only", (RequestId(BATCHES_MIN),))
-    records += [(at_ns, more), (at_ns + ms(3), Resized(R0, 2.0)), (at_ns + ms(8), Finished(more.batch, R0, ms(8)))]
+    records += [
+        (at_ns, more),
+        (at_ns + ms(3), WorkerResized(R0, 2.0)),
+        (at_ns + ms(8), Finished(more.batch, R0, ms(8))),
+    ]
     records += [(now_ns + at_ns + ms(9), later(record)) for now_ns, record in log_of([2.0] * BATCHES_MIN)[1:]]
     assert durations_of(records) == {A: {(1, 1.0): [ms(4)] * BATCHES_MIN, (1, 2.0): [ms(2)] * BATCHES_MIN}}
 
@@ -92,7 +96,7 @@ def test_requests_and_parts_went_where_the_log_says() -> None:
         return Finished(BatchId(batch), R0, ms(1), edge_counts)
 
     records: list[Record] = [
-        StartReplica(R0, ReplicaSpec("only", "a", Slot(1.0, "slow"))),
+        StartWorker(R0, ReplicaSpec("only", "a", Slot(1.0, "slow"))),
         visits(0, "find", 4, 7),
         done(0, (3, 1), (0, 1)),
         done(0, (9, 9), (9, 9)),

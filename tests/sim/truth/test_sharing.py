@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import End, StartBatch, StartReplica, StopReplica
+from sloop.actions import End, StartBatch, StartWorker, StopWorker
 from sloop.app.load import load_scenario
 from sloop.app.scenario import InterferenceTruth
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Event, Finished, NodeLost, ReplicaReady
+from sloop.events import BatchFailed, Event, Finished, NodeLost, WorkerReady
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
@@ -65,8 +65,8 @@ def cluster_of(
     made = Cluster(ClusterTruths({"only": truths}, AcquisitionSampler(1, {}), sampler), [GPU])
     for number in range(replicas):
         spec = ReplicaSpec("only", "a", Slot(1.0, "gpu", "M60", 0.0), "n0", devices[number % len(devices)])
-        made.obey(0, StartReplica(ReplicaId(number), spec))
-    assert [type(event) for _, event in play_until(made, 0)] == [ReplicaReady] * replicas
+        made.obey(0, StartWorker(ReplicaId(number), spec))
+    assert [type(event) for _, event in play_until(made, 0)] == [WorkerReady] * replicas
     return made
 
 
@@ -134,7 +134,7 @@ def test_when_a_neighbour_is_gone_the_rest_is_done_as_if_alone(how: str) -> None
     begin(cluster, 0, 0)
     begin(cluster, 0, 1)
     if how == "stopped":
-        cluster.obey(ms(33), StopReplica(ReplicaId(1), "why"))
+        cluster.obey(ms(33), StopWorker(ReplicaId(1), "why"))
         ((end_ms, _),) = ends_of(play_until(cluster, s(1)))
         assert end_ms == pytest.approx(33.0 + 64.0 - 33.0 / 1.32)
     else:

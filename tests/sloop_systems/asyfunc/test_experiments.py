@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sloop.actions import AttachShadow, StartBatch, StartReplica
-from sloop.events import Finished, ReplicaStopped, ShadowReady, ShadowStopped
+from sloop.actions import StartBatch, StartWorker
+from sloop.events import Finished, WorkerReady, WorkerStopped
 from sloop.profile.published import PUBLISHED
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.units import s
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Shadow, Slot
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Shadow, Slot, WorkerId
 from sloop_systems.asyfunc.experiments import bodies_figure, offloading_figure, shadows_figure
 from sloop_systems.asyfunc.experiments.offline import (
     body_rows,
@@ -204,15 +204,15 @@ def test_provisions_count_bodies_shadows_and_their_batches() -> None:
     seen = Provisions(10 * MIB, (MIB, 2 * MIB, 4 * MIB))
     body, spec = ReplicaId(0), ReplicaSpec("m", "v", Slot(2.0, "cpu"), "n0")
     records: list[tuple[float, Record]] = [
-        (0, StartReplica(body, spec)),
+        (0, StartWorker(body, spec)),
         (2, StartBatch(BatchId(0), body, "m", (RequestId(0), RequestId(1)))),
         (3, Finished(BatchId(0), body, s(1))),
-        (10, AttachShadow(body, 0, Shadow(4.0, (0, 1)))),
-        (11, ShadowReady(body, 0)),
+        (10, StartWorker(WorkerId(100), structs.replace(spec, shadow=Shadow(4.0, (0, 1))), body)),
+        (11, WorkerReady(WorkerId(100))),
         (12, StartBatch(BatchId(1), body, "m", (RequestId(2),))),
         (14, Finished(BatchId(1), body, s(2))),
-        (15, ShadowStopped(body, 0)),
-        (40, ReplicaStopped(body)),
+        (15, WorkerStopped(WorkerId(100))),
+        (40, WorkerStopped(body)),
     ]
     for at_s, record in records:
         seen.append(s(at_s), record)

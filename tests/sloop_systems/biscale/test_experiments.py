@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sloop.actions import StartReplica, StopReplica
-from sloop.events import ReplicaReady, Resized
+from sloop.actions import StartWorker, StopWorker
+from sloop.events import WorkerReady, WorkerResized
 from sloop.policies.batch import Full
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import MovingMax, OracleForecast
@@ -263,14 +263,14 @@ def test_cores_in_service_from_ready_to_the_order_to_stop() -> None:
     sink = CoresInService(4)
     one, two = ReplicaId(1), ReplicaId(2)
     for at_s, record in (
-        (0, StartReplica(one, ReplicaSpec("a", "v", Slot(1.0)))),
-        (0, ReplicaReady(one)),
-        (0.5, StartReplica(two, ReplicaSpec("a", "v", Slot(2.0)))),
-        (1, ReplicaReady(two)),
-        (1.5, Resized(one, 3.0)),
-        (2, Resized(two, 1.0)),
-        (3, StopReplica(one, "no use")),
-        (9, StopReplica(two, "no use")),
+        (0, StartWorker(one, ReplicaSpec("a", "v", Slot(1.0)))),
+        (0, WorkerReady(one)),
+        (0.5, StartWorker(two, ReplicaSpec("a", "v", Slot(2.0)))),
+        (1, WorkerReady(two)),
+        (1.5, WorkerResized(one, 3.0)),
+        (2, WorkerResized(two, 1.0)),
+        (3, StopWorker(one, "no use")),
+        (9, StopWorker(two, "no use")),
     ):
         sink.append(s(at_s), record)
     sink.finish()

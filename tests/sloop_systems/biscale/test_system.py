@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import Decided, End, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
-from sloop.events import ReplicaReady, Resized
+from sloop.events import WorkerReady, WorkerResized
 from sloop.policies.batch import Full
 from sloop.policies.drop import PredictiveDrop
 from sloop.runlog import MemoryLog, Record
@@ -78,10 +78,10 @@ def violations(records: list[tuple[int, Record]]) -> float:
 
 
 def test_the_surge_is_met_in_place_then_by_small_replicas(records: list[tuple[int, Record]]) -> None:
-    at = {kind: [now for now, record in records if isinstance(record, kind)] for kind in (ResizeReplica, StartReplica)}
-    grown_ns = min(now for now in at[ResizeReplica] if now >= s(30))
+    at = {kind: [now for now, record in records if isinstance(record, kind)] for kind in (ResizeWorker, StartWorker)}
+    grown_ns = min(now for now in at[ResizeWorker] if now >= s(30))
     assert grown_ns <= s(33), "within 3 s of the jump"
-    effect_ns = min(now for now, record in records if isinstance(record, Resized) and now >= grown_ns)
+    effect_ns = min(now for now, record in records if isinstance(record, WorkerResized) and now >= grown_ns)
     assert effect_ns - grown_ns <= s(0.2)
     plans = [(now, record.why) for now, record in records if isinstance(record, Decided) and record.kind == "plan"]
     kinds = [
@@ -98,18 +98,18 @@ def test_nothing_shrinks_before_the_small_ones_are_ready(records: list[tuple[int
     ready = next(now for now, why in reasons if "small replicas are ready" in why)
     start = max(now for now, why in reasons if "small replicas start" in why and now < ready)
     cores: dict[int, tuple[str, float]] = {}
-    growing = {r.spec.stage for now, r in records if isinstance(r, StartReplica) and start <= now < ready}
+    growing = {r.spec.stage for now, r in records if isinstance(r, StartWorker) and start <= now < ready}
     for now, record in records:
-        if isinstance(record, StartReplica):
-            cores[record.replica] = record.spec.stage, record.spec.cores
-        elif isinstance(record, ResizeReplica):
-            stage, before = cores[record.replica]
+        if isinstance(record, StartWorker):
+            cores[record.worker] = record.spec.stage, record.spec.cores
+        elif isinstance(record, ResizeWorker):
+            stage, before = cores[record.worker]
             assert not (start <= now < ready and stage in growing and record.cores < before)
-            cores[record.replica] = stage, record.cores
-        elif isinstance(record, StopReplica):
+            cores[record.worker] = stage, record.cores
+        elif isinstance(record, StopWorker):
             assert not start <= now < ready
-    started = {r.replica for now, r in records if isinstance(r, StartReplica) and start <= now < ready}
-    made_ready = {r.replica for now, r in records if isinstance(r, ReplicaReady) and now <= ready}
+    started = {r.worker for now, r in records if isinstance(r, StartWorker) and start <= now < ready}
+    made_ready = {r.worker for now, r in records if isinstance(r, WorkerReady) and now <= ready}
     assert started
     assert started <= made_ready
 
@@ -117,12 +117,12 @@ def test_nothing_shrinks_before_the_small_ones_are_ready(records: list[tuple[int
 def test_in_the_end_every_replica_has_one_core_and_few_remain(records: list[tuple[int, Record]]) -> None:
     cores: dict[int, float] = {}
     for _, record in records:
-        if isinstance(record, StartReplica):
-            cores[record.replica] = record.spec.cores
-        elif isinstance(record, ResizeReplica):
-            cores[record.replica] = record.cores
-        elif isinstance(record, StopReplica):
-            del cores[record.replica]
+        if isinstance(record, StartWorker):
+            cores[record.worker] = record.spec.cores
+        elif isinstance(record, ResizeWorker):
+            cores[record.worker] = record.cores
+        elif isinstance(record, StopWorker):
+            del cores[record.worker]
     assert set(cores.values()) == {1.0}
     assert len(cores) <= 6
 

@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 from msgspec import structs
 
-from sloop.actions import End, StartReplica
-from sloop.events import ReplicaReady, ReplicaStopped
+from sloop.actions import End, StartWorker
+from sloop.events import WorkerReady, WorkerStopped
 from sloop.options import written
 from sloop.runlog import Record
 from sloop.sim.run import simulate
@@ -583,10 +583,10 @@ def test_starts_that_are_given_up_are_counted_apart() -> None:
     seen.append(0, Request(RequestId(0), 0, 0, s(9)))
     seen.append(s(1), End(RequestId(0), Outcome.SERVED))
     for place in range(2):
-        seen.append(s(10), StartReplica(ReplicaId(place), spec))
-    seen.append(s(20), ReplicaStopped(ReplicaId(0)))
-    seen.append(s(40), ReplicaReady(ReplicaId(1)))
-    seen.append(s(50), ReplicaStopped(ReplicaId(1)))
+        seen.append(s(10), StartWorker(ReplicaId(place), spec))
+    seen.append(s(20), WorkerStopped(ReplicaId(0)))
+    seen.append(s(40), WorkerReady(ReplicaId(1)))
+    seen.append(s(50), WorkerStopped(ReplicaId(1)))
     found = seen.result(s(60), s(60), send_s=1.0)
     assert (found.cold_s, found.started, found.given_up) == (30.0, 1, 1)
 

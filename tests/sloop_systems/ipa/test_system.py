@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ServiceTruth, Truth
 from sloop.policies.batch import Full
@@ -101,6 +101,6 @@ def test_no_request_is_lost_in_a_switch_of_variants() -> None:
     summary = RunSummary(set_up(world.deployment).parts(), nodes=world.deployment.cluster, start_ns=0)
     simulate(world, [summary, Listed()])
     row = summary.row(system="ipa", seed=1)
-    started = {record.spec.variant for record in records if isinstance(record, StartReplica)}
+    started = {record.spec.variant for record in records if isinstance(record, StartWorker)}
     assert len(started) > 2
     assert row.served + row.late == row.requests

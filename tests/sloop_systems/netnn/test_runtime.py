@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sloop.actions import StartReplica
+from sloop.actions import StartWorker
 from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_deployment, load_scenario
 from sloop.errors import InputError
@@ -129,7 +129,7 @@ def _simulated(file: Path) -> tuple[list[Slot], float]:
     scenario = load_scenario(file)
     log = file.with_name("run.jsonl")
     run = run_scenario(scenario, scenario.systems[0], log=log)
-    starts = [record for _, record in read_log(log) if isinstance(record, StartReplica)]
+    starts = [record for _, record in read_log(log) if isinstance(record, StartWorker)]
     return [record.spec.slot for record in starts if record.spec.stage == "sniff"], run.row.attainment
 
 

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from sloop.actions import StartWorker
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
-from sloop.events import Finished, ReplicaReady
+from sloop.events import Finished, WorkerReady
 from sloop.profile.model import open_model
 from sloop.profile.profile import load_profile, save_profile
 from sloop.runlog import read_log
@@ -37,8 +38,8 @@ def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tm
     save(compiled, path)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet"))
-        await ear.hear(ReplicaReady)
+        backend.start(StartWorker(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet")))
+        await ear.hear(WorkerReady)
         backend.run(BatchId(5), A, run_of([[Tensor("UINT8", (1, 30), given.astype(np.uint8).tobytes())]]))
         await ear.hear(Finished)
         ((logits, _, _),) = ear.outputs[BatchId(5)]

@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 from msgspec import structs
 
-from sloop.actions import StartBatch, StartReplica
+from sloop.actions import StartBatch, StartWorker
 from sloop.app.hardware import KINDS
-from sloop.events import Finished, ReplicaStopped
+from sloop.events import Finished, WorkerStopped
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop_systems.comparison import REPRODUCTIONS
@@ -202,7 +202,7 @@ def test_what_is_counted_of_batches() -> None:
     account = BatchAccount(profiles)
     for number, kind in enumerate(("m4.xlarge", "p3.2xlarge", "p3.2xlarge")):
         spec = ReplicaSpec("m", "v", Slot(1.0, kind))
-        account.append(s(10 * number), StartReplica(ReplicaId(number), spec))
+        account.append(s(10 * number), StartWorker(ReplicaId(number), spec))
     for number in range(8):
         account.append(s(30), Request(RequestId(number), s(30), s(30), s(31)))
     at_ms = {0: (30_000, 30_125), 1: (30_010, 30_030), 2: (30_020, 30_050)}
@@ -218,8 +218,8 @@ def test_what_is_counted_of_batches() -> None:
     assert account.tail().queueing == 0.0
     assert account.tail().interference == pytest.approx(0.0, abs=0.1)
     assert account.dearer_s(s(100)) == 90
-    account.append(s(40), ReplicaStopped(ReplicaId(1)))
-    account.append(s(50), ReplicaStopped(ReplicaId(2)))
+    account.append(s(40), WorkerStopped(ReplicaId(1)))
+    account.append(s(50), WorkerStopped(ReplicaId(2)))
     assert account.dearer_s(s(100)) == 40
 
 

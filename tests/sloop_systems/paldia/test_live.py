@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 import uvloop
 
-from sloop.actions import StartBatch, StartReplica
-from sloop.events import Finished, ReplicaReady, ReplicaStopped
+from sloop.actions import StartBatch, StartWorker
+from sloop.events import Finished, WorkerReady, WorkerStopped
 from sloop.runlog import MemoryLog
 from sloop.runlog.summary import RunSummary
 from sloop.serve.protocols import Servable
@@ -25,10 +25,11 @@ ENVELOPES = {
 }
 
 
-def kinds_of(log: MemoryLog, kind: type[ReplicaReady | Finished]) -> list[str]:
+def kinds_of(log: MemoryLog, kind: type[WorkerReady | Finished]) -> list[str]:
     """The hardware of the replicas that became ready, or whose batches finished, in this order."""
-    started = {record.replica: record.spec.slot.hardware for _, record in log if isinstance(record, StartReplica)}
-    return [started[record.replica] for _, record in log if isinstance(record, kind)]
+    started = {record.worker: record.spec.slot.hardware for _, record in log if isinstance(record, StartWorker)}
+    ids = [getattr(record, "worker", getattr(record, "replica", None)) for _, record in log if isinstance(record, kind)]
+    return [started[id] for id in ids if id is not None]
 
 
 @pytest.mark.parametrize("system", ["paldia", "molecule-cost"])
@@ -41,11 +42,11 @@ def test_a_system_switches_between_parts_of_this_machine_as_the_load_changes(sys
 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:0:1", ECHO)) as live:
-            await live.until(ReplicaReady)
+            await live.until(WorkerReady)
 
             async def until_ready(kinds: Sequence[str], pause_s: float) -> None:
                 async with asyncio.timeout(60):
-                    while kinds_of(live.log, ReplicaReady) != list(kinds):
+                    while kinds_of(live.log, WorkerReady) != list(kinds):
                         live.ask(text(b"x"))
                         await asyncio.sleep(pause_s)
 
@@ -53,7 +54,7 @@ def test_a_system_switches_between_parts_of_this_machine_as_the_load_changes(sys
             if system == "paldia":
                 await until_ready(["small", "large"], 0.01)
                 await until_ready(["small", "large", "small"], 0.2)
-                await live.until(ReplicaStopped, 2)
+                await live.until(WorkerStopped, 2)
             for _ in range(20):
                 live.ask(text(b"y"))
             await live.all_answered()
@@ -79,8 +80,8 @@ def test_a_burst_on_replicas_that_share_all_cores_runs_as_the_split_says() -> No
 
     async def main() -> None:
         async with serving(setup, Servable("fake:sleep:20:0", ECHO)) as live:
-            await live.until(ReplicaReady, 2)
-            slots = [record.spec.slot for _, record in live.log if isinstance(record, StartReplica)]
+            await live.until(WorkerReady, 2)
+            slots = [record.spec.slot for _, record in live.log if isinstance(record, StartWorker)]
             assert [slot.is_capped for slot in slots] == [False, False]
             for number in range(48):
                 live.ask(text(b"%d" % number))

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import AdoptReplica, Assigned, Decided, End, Rollout, StartBatch, StopReplica, VersionState
+from sloop.actions import AdoptWorker, Assigned, Decided, End, Rollout, StartBatch, StopWorker, VersionState
 from sloop.app.graph import Graph
 from sloop.core import ApplicationParts
 from sloop.errors import InputError
@@ -15,11 +15,10 @@ from sloop.events import (
     Cancelled,
     Finished,
     NodeReady,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ShadowReady,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
 )
 from sloop.report.explain import StoryStep
 from sloop.report.explain.estimates import QUEUED, Estimator
@@ -40,7 +39,7 @@ MEANWHILE: Final = {
     "pipeline": "a pipeline was lost",
 }
 """Decisions that are told of a request that waits, besides new plans and nodes."""
-_EndOfBatch = Finished | BatchFailed | BatchLost | ReplicaLost | StopReplica
+_EndOfBatch = Finished | BatchFailed | BatchLost | WorkerLost | StopWorker
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -120,17 +119,17 @@ class _ColdStarts:
 
     def observe(self, now_ns: int, record: Record) -> None:
         """Add a record; call this before `DeploymentState.append`."""
-        if isinstance(record, ReplicaProgressed | ReplicaReady):
-            run = self._state.run_of_replica(record.replica)
-            replica = run.replicas.get(record.replica) if run is not None else None
+        if isinstance(record, WorkerProgressed | WorkerReady):
+            run = self._state.run_of_replica(record.worker)
+            replica = run.replicas.get(record.worker) if run is not None else None
             if replica is not None and replica.life is Life.STARTING and replica.order_ns >= 0:
-                ended = self._ended.setdefault(record.replica, [])
+                ended = self._ended.setdefault(record.worker, [])
                 if replica.step:
                     ended.append((replica.step, now_ns - replica.step_ns))
-                elif isinstance(record, ReplicaProgressed):
+                elif isinstance(record, WorkerProgressed):
                     ended.append((QUEUED, now_ns - replica.order_ns))
-        elif isinstance(record, ReplicaLost | StopReplica):
-            self._ended.pop(record.replica, None)
+        elif isinstance(record, WorkerLost | StopWorker):
+            self._ended.pop(record.worker, None)
 
     def end(self, replica: ReplicaId) -> str:
         """The steps of a replica that is ready now, as text: ` (fetching 41.43 s, loading 14.14 s)`."""
@@ -248,9 +247,10 @@ class _Follower:
     def _take(self, now_ns: int, record: Record) -> None:
         if isinstance(record, StartBatch):
             self._start(now_ns, record)
-        elif isinstance(record, Finished | BatchFailed | BatchLost | ReplicaLost | StopReplica):
+        elif isinstance(record, Finished | BatchFailed | BatchLost | WorkerLost | StopWorker):
+            replica = record.worker if isinstance(record, WorkerLost | StopWorker) else record.replica
             for visit in self._visits:
-                if visit.batch is not None and visit.batch.replica == record.replica:
+                if visit.batch is not None and visit.batch.replica == replica:
                     self._leave(now_ns, visit, record)
         elif isinstance(record, End):
             if record.request == self._id:
@@ -376,8 +376,8 @@ class _Follower:
             self._add(now_ns, f"the batch was lost in the pipeline of replica {record.replica}", record.error)
         else:
             visit.lost_ns += taken_ns
-            what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
-            self._add(now_ns, f"replica {record.replica} was {what}, and the batch with it", why)
+            what, why = ("lost", record.error) if isinstance(record, WorkerLost) else ("given up", record.why)
+            self._add(now_ns, f"replica {record.worker} was {what}, and the batch with it", why)
 
     def _note_change(self, now_ns: int, record: Record) -> None:
         """A change of the cluster, or of the application's plan or versions, while the request waits."""
@@ -392,28 +392,31 @@ class _Follower:
             elif record.kind in MEANWHILE:
                 what = f"replica {record.replica} had no shadow" if record.kind == "shadow" else MEANWHILE[record.kind]
                 self._add(now_ns, f"while it waited, {what}", record.why)
-        elif isinstance(record, ReplicaReady | ReplicaCompleted | AdoptReplica | ShadowReady):
-            if self._state.run_of_replica(record.replica) is self._run:
+        elif isinstance(record, WorkerReady | WorkerCompleted | AdoptWorker):
+            if self._run is not None and (
+                record.worker in self._run.replicas or record.worker in self._run.shadows.bodies
+            ):
                 self._add(now_ns, f"while it waited, {self._replica_change(record)}")
         elif isinstance(record, NodeReady):
             self._add(now_ns, f"while it waited, node {record.node.name} became ready")
         elif isinstance(record, Rollout) and record.application == self._version.application:
             self._add(now_ns, f"while it waited, {rollout_text(record)}", record.why)
 
-    def _replica_change(self, record: ReplicaReady | ReplicaCompleted | AdoptReplica | ShadowReady) -> str:
-        name = f"replica {record.replica}"
-        if isinstance(record, ReplicaCompleted):
+    def _replica_change(self, record: WorkerReady | WorkerCompleted | AdoptWorker) -> str:
+        pair = self._run.shadows.bodies.get(record.worker) if self._run is not None else None
+        if pair is not None:
+            return f"a shadow of replica {pair.id} became ready"
+        name = f"replica {record.worker}"
+        if isinstance(record, WorkerCompleted):
             return f"{name} had all layers of its model"
-        if isinstance(record, ReplicaReady):
-            replica = self._run.replicas.get(record.replica) if self._run is not None else None
+        if isinstance(record, WorkerReady):
+            replica = self._run.replicas.get(record.worker) if self._run is not None else None
             if replica is not None and replica.part is not None:
                 layers = replica.part.layers
                 which = f"layers {layers.first} to {layers.end - 1}"
-                return f"{name} had {which} of its model{self._starts.end(record.replica)}"
-            return f"{name} became ready{self._starts.end(record.replica)}"
-        if isinstance(record, AdoptReplica):
-            return f"{name} was taken over from an earlier server"
-        return f"a shadow of {name} became ready"
+                return f"{name} had {which} of its model{self._starts.end(record.worker)}"
+            return f"{name} became ready{self._starts.end(record.worker)}"
+        return f"{name} was taken over from an earlier server"
 
     def _finish(self, now_ns: int, end: End) -> None:
         waiting = self._waiting()

@@ -7,7 +7,7 @@ were sent. A `NodeProvider` decides who starts agents, and what must be reserved
 When the connection of an agent ends or is silent, its node is lost: the node is reported first, then each of its
 replicas. Later messages of that connection are ignored. The agent keeps its workers and connects again. This process
 has counted them as lost, so the agent stops them before the node is ready, and no core is assigned twice. Workers that
-the agent has kept from another deciding process, which has died, are offered to the core with the node (`KeptReplica`)
+the agent has kept from another deciding process, which has died, are offered to the core with the node (`KeptWorker`)
 if they run the same stage, variant and model as a worker of this process would.
 
 Replicas may start as the parts of one model, on several nodes (`sloop.serve.backends.pipelines`). This process has cut
@@ -31,30 +31,27 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.actions import AdoptWorker, CancelTransfer, Evict, ResizeWorker, StartWorker, StopWorker, Transfer
 from sloop.errors import MachineError
 from sloop.events import (
     BatchLost,
+    BatchSilent,
     Finished,
-    KeptReplica,
+    KeptWorker,
     NodeLost,
     NodeReady,
     NodeReleased,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     TransferFailed,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.profile.onnx_cut import data_file
 from sloop.serve.agent import (
-    AdoptWorker,
     AgentHello,
     AgentReport,
     AgentSetup,
@@ -74,15 +71,11 @@ from sloop.serve.agent import (
     PassBatch,
     ReceiveWeights,
     Reported,
-    ResizeWorker,
     RunBatch,
     SparesReport,
-    StartShadow,
-    StartWorker,
-    StopShadow,
-    StopWorker,
     WeightsReport,
     WorkerDiffers,
+    WorkerOrder,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages
@@ -122,8 +115,9 @@ from sloop.vocabulary import (
     PipelineId,
     ReplicaId,
     ReplicaSpec,
-    Shadow,
+    Slot,
     TransferId,
+    WorkerId,
 )
 
 JOIN_S_MAX: Final = 120.0
@@ -202,15 +196,15 @@ class NodeProvider(Protocol):
         ...
 
     def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
-        """Reserve what a replica needs on its node; again for one that grows."""
+        """Reserve what a worker needs on its node; again for one that grows."""
         ...
 
     def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """A replica needs less than it has reserved."""
+        """A worker needs less than it has reserved."""
         ...
 
     def unreserve(self, replica: ReplicaId) -> None:
-        """A replica has gone."""
+        """A worker has gone."""
         ...
 
     async def close(self) -> None:
@@ -264,7 +258,7 @@ class _ConnectedAgent:
         """Its blocks that are in use."""
         self.keep: tuple[int, ...] = ()
         """The numbers of workers that it was told to keep."""
-        self.kept: dict[int, KeptReplica] = {}
+        self.kept: dict[int, KeptWorker] = {}
         """Those that it has kept, until they are adopted."""
         self.spares = SpareProcesses()
         """Its workers that wait for a model."""
@@ -303,13 +297,8 @@ class _PlacedReplica(Struct):
     """When it was ordered to run its layers on a batch."""
     unreached: str = ""
     """Why it cannot get the tensors of the part before, if it was stopped for that."""
-    shadow: tuple[int, Shadow] | None = None
-    """The shadow beside it, with its number."""
-
-    @property
-    def reserved(self) -> ReplicaSpec:
-        """What its provider reserves: its cores and those of its shadow."""
-        return self.spec if self.shadow is None else self.spec.with_cores(self.spec.cores + self.shadow[1].cores)
+    shadow: StartWorker | None = None
+    """The order of the shadow beside it."""
 
 
 class NodeMemory:
@@ -387,6 +376,8 @@ class AgentBackend(KnownStages):
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[str] = set()
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
+        self._shadows: dict[WorkerId, _PlacedReplica] = {}
+        """By the number of each shadow, its replica."""
         self._pipelines: dict[PipelineId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
         self._receivers: dict[str, list[_ConnectedAgent]] = {}
@@ -633,91 +624,91 @@ class AgentBackend(KnownStages):
                 found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
-    def start(
-        self,
-        replica: ReplicaId,
-        spec: ReplicaSpec,
-        transfer: TransferId | None = None,
-        part: Part | None = None,
-    ) -> None:
-        pipeline = None
+    def start(self, order: StartWorker) -> None:
+        if order.replica is not None:
+            self._start_shadow(order, order.replica)
+            return
+        replica, spec, part, pipeline = order.worker, order.spec, order.part, None
         if part is not None:
             try:
                 check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
             except MachineError as error:
-                self._report(ReplicaLost(replica, str(error)))
+                self._report(WorkerLost(replica, str(error)))
                 return
             pipeline = joined(self._pipelines, replica, part, self)
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
             if part is not None and pipeline is not None:
                 pipeline.lose(part.place)
-            self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
+            self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _PlacedReplica(replica, spec, agent, transfer, part=part, pipeline=pipeline)
+        self._replicas[replica] = _PlacedReplica(replica, spec, agent, order.transfer, part=part, pipeline=pipeline)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
 
-    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
-        placed = self._replicas.get(replica)
+    def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
+        placed, wanted = self._replicas.get(replica), order.spec.shadow
         if placed is None:
             return  # its loss, which has been reported, is that of its shadow
         if placed.shadow is not None:
-            self._report(ShadowLost(replica, number, "the one before has not ended"))
+            self._report(WorkerLost(order.worker, "the one before has not ended"))
             return
-        placed.shadow = number, shadow
-        self._provider.reserve(replica, placed.reserved, lambda why: self._reserved_for_shadow(replica, number, why))
+        assert wanted is not None, f"worker {order.worker} is no shadow"
+        placed.shadow, self._shadows[order.worker] = order, placed
+        own = ReplicaSpec(order.spec.stage, order.spec.variant, Slot(wanted.cores), order.spec.node)
+        self._provider.reserve(order.worker, own, lambda why: self._reserved_for_shadow(order, why))
 
-    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
-        placed = self._replicas.get(replica)
-        if placed is None or placed.shadow is None or placed.shadow[0] != number:
-            self._report(ShadowStopped(replica, number))
-        else:  # one that waits for what it needs is told to start before this
-            placed.agent.records.send(StopShadow(replica, number))
-
-    def _reserved_for_shadow(self, replica: ReplicaId, number: int, why: str) -> None:
-        """What a replica and its shadow need is reserved, unless `why` says that it cannot be."""
-        placed = self._replicas.get(replica)
-        if placed is None or placed.shadow is None or placed.shadow[0] != number:
-            return
-        if why:
-            placed.shadow = None
-            self._report(ShadowLost(replica, number, why))
+    def _reserved_for_shadow(self, order: StartWorker, why: str) -> None:
+        """What a shadow needs is reserved, unless `why` says that it cannot be."""
+        placed = self._shadows.get(order.worker)
+        if placed is None:
+            self._provider.unreserve(order.worker)
+        elif why:
+            self._forget_shadow(placed)
+            self._report(WorkerLost(order.worker, why))
         else:
-            placed.agent.records.send(StartShadow(replica, number, placed.shadow[1]))
+            placed.agent.records.send(WorkerOrder(order))
+
+    def _forget_shadow(self, placed: _PlacedReplica) -> None:
+        """The shadow of a replica is gone, if it had one."""
+        if placed.shadow is not None:
+            del self._shadows[placed.shadow.worker]
+            self._provider.unreserve(placed.shadow.worker)
+            placed.shadow = None
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
         agent = self._agents.get(spec.node or "")
         if agent is None or agent.kept.pop(number, None) is None:
-            self._report(ReplicaLost(replica, f"node {spec.node} is not connected any more"))
+            self._report(WorkerLost(replica, f"node {spec.node} is not connected any more"))
             return
         self._replicas[replica] = _PlacedReplica(replica, spec, agent, is_ordered=True)
-        agent.records.send(AdoptWorker(number, replica))
+        agent.records.send(WorkerOrder(AdoptWorker(replica, number, spec, is_ready=True)))
         self._provider.reserve(replica, spec, lambda why: self._reserved_for_adopted(replica, why))
 
-    def stop(self, replica: ReplicaId) -> None:
-        placed = self._replicas.get(replica)
-        if placed is not None and placed.is_ordered:
-            placed.agent.records.send(StopWorker(replica))
+    def stop(self, worker: WorkerId) -> None:
+        pair, placed = self._shadows.get(worker), self._replicas.get(worker)
+        if pair is not None:  # for a shadow that still waits for what it needs, the agent answers too
+            pair.agent.records.send(WorkerOrder(StopWorker(worker, "")))
+        elif placed is not None and placed.is_ordered:
+            placed.agent.records.send(WorkerOrder(StopWorker(worker, "")))
         else:
-            self._remove(replica)
-            self._report(ReplicaStopped(replica))
+            self._remove(worker)
+            self._report(WorkerStopped(worker))
 
     def resize(self, replica: ReplicaId, cores: float) -> None:
         placed = self._replicas.get(replica)
         if placed is None:
             return  # its loss has been reported
         if placed.cores_wanted is not None:  # this order overtakes the one before
-            self._report(Resized(replica, placed.spec.cores))
+            self._report(WorkerResized(replica, placed.spec.cores))
         if not placed.is_ordered:
             placed.cores_wanted = cores
             return
         if cores <= placed.spec.cores:
             placed.spec, placed.cores_wanted, placed.has_shrunk = placed.spec.with_cores(cores), None, True
-            placed.agent.records.send(ResizeWorker(replica, cores))
+            placed.agent.records.send(WorkerOrder(ResizeWorker(replica, cores)))
             return
         placed.cores_wanted = cores
-        needed = placed.reserved.with_cores(placed.reserved.cores - placed.spec.cores + cores)
-        self._provider.reserve(replica, needed, lambda why: self._grown(replica, cores, why))
+        self._provider.reserve(replica, placed.spec.with_cores(cores), lambda why: self._grown(replica, cores, why))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._replicas.get(replica)
@@ -771,11 +762,11 @@ class AgentBackend(KnownStages):
             return
         if why:
             self._remove(replica)
-            self._report(ReplicaLost(replica, why))
+            self._report(WorkerLost(replica, why))
         else:
             placed.is_ordered = True
-            peers = self._peers_of(placed)
-            placed.agent.records.send(StartWorker(replica, placed.spec, peers, placed.transfer, placed.part))
+            order = StartWorker(replica, placed.spec, transfer=placed.transfer, part=placed.part)
+            placed.agent.records.send(WorkerOrder(order, self._peers_of(placed)))
             wanted, placed.cores_wanted = placed.cores_wanted, None
             if wanted is not None:
                 self.resize(replica, wanted)
@@ -800,7 +791,7 @@ class AgentBackend(KnownStages):
             self._provider.unreserve(replica)
         elif why:
             _log.warning("replica %d is stopped, which an earlier server has started: %s", replica, why)
-            placed.agent.records.send(StopWorker(replica))
+            placed.agent.records.send(WorkerOrder(StopWorker(replica, why)))
 
     def _grown(self, replica: ReplicaId, cores: float, why: str) -> None:
         placed = self._replicas.get(replica)
@@ -810,16 +801,17 @@ class AgentBackend(KnownStages):
             placed.cores_wanted = None
             if why:
                 _log.warning("replica %d keeps %g cores: %s", replica, placed.spec.cores, why)
-                self._report(Resized(replica, placed.spec.cores))
+                self._report(WorkerResized(replica, placed.spec.cores))
             else:
                 placed.spec = placed.spec.with_cores(cores)
-                placed.agent.records.send(ResizeWorker(replica, cores))
+                placed.agent.records.send(WorkerOrder(ResizeWorker(replica, cores)))
 
     def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
         """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
         placed = self._replicas.pop(replica, None)
         if placed is not None:
             self._provider.unreserve(replica)
+            self._forget_shadow(placed)
             if placed.pipeline is not None and placed.part is not None:
                 placed.pipeline.lose(placed.part.place, has_memory=has_node)
 
@@ -965,7 +957,7 @@ class AgentBackend(KnownStages):
         for replica, placed in list(self._replicas.items()):
             if placed.agent is agent:
                 self._remove(replica, has_node=False)
-                self._report(ReplicaLost(replica, f"node {name} is lost: {why}"))
+                self._report(WorkerLost(replica, f"node {name} is lost: {why}"))
         if not is_expected:
             self._provider.lost(self._nodes[name])
 
@@ -1015,52 +1007,53 @@ class AgentBackend(KnownStages):
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event
-        placed = self._replicas.get(event.replica)
+        id = event.replica if isinstance(event, BatchSilent) else event.worker
+        pair = self._shadows.get(id)
+        placed = self._replicas.get(id) or pair
         if placed is None:
             return  # it was ordered to stop when it had ended already
         if placed.agent is not agent or not placed.is_ordered:
-            raise ProtocolError(f"replica {event.replica} is not on this node")
-        if isinstance(event, ShadowReady | ShadowLost | ShadowStopped):
-            self._on_shadow(placed, event)
+            raise ProtocolError(f"worker {id} is not on this node")
+        if pair is not None:
+            self._on_shadow(pair, event)
             return
-        if isinstance(event, ReplicaLost):
-            self._remove(event.replica)
-            event = ReplicaLost(event.replica, event.error[:TEXT_CHARS_MAX])
-        elif isinstance(event, ReplicaStopped):
-            self._remove(event.replica)
+        if isinstance(event, WorkerLost):
+            self._remove(event.worker)
+            event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
+        elif isinstance(event, WorkerStopped):
+            self._remove(event.worker)
             if placed.unreached:
-                event = ReplicaLost(event.replica, placed.unreached)
+                event = WorkerLost(event.worker, placed.unreached)
         else:
             self._on_changed(agent, placed, event)
         self._report(event)
-        if isinstance(event, ReplicaReady) and placed.pipeline is not None and placed.part is not None:
+        if isinstance(event, WorkerReady) and placed.pipeline is not None and placed.part is not None:
             placed.pipeline.on_part_ready(placed.part.place)
 
     def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: Reported) -> None:
         """A replica that has not ended is another than before."""
-        if isinstance(event, ReplicaProgressed) and event.step not in STEPS:
+        if isinstance(event, WorkerProgressed) and event.step not in STEPS:
             raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
-        if isinstance(event, ReplicaCompleted):
+        if isinstance(event, WorkerCompleted):
             if placed.pipeline is None or placed.part is None:
-                raise ProtocolError(f"replica {event.replica} is no part of a model, and completes it")
+                raise ProtocolError(f"replica {event.worker} is no part of a model, and completes it")
             placed.pipeline.on_completed(placed.part.place)
-        elif isinstance(event, Resized):
+        elif isinstance(event, WorkerResized):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
-                raise ProtocolError(f"replica {event.replica} has {event.cores:g} cores on a node of {most}")
+                raise ProtocolError(f"replica {event.worker} has {event.cores:g} cores on a node of {most}")
             if placed.has_shrunk:
                 placed.has_shrunk = False
-                self._provider.shrunk(event.replica, placed.reserved)
+                self._provider.shrunk(event.worker, placed.spec)
 
-    def _on_shadow(self, placed: _PlacedReplica, event: ShadowReady | ShadowLost | ShadowStopped) -> None:
-        """What has become of a shadow; of an earlier one, an order has crossed it."""
-        if placed.shadow is None or placed.shadow[0] != event.number:
-            return
-        if isinstance(event, ShadowLost):
-            event = ShadowLost(event.replica, event.number, event.error[:TEXT_CHARS_MAX])
-        if not isinstance(event, ShadowReady):
-            placed.shadow = None
-            self._provider.shrunk(event.replica, placed.reserved)
+    def _on_shadow(self, placed: _PlacedReplica, event: Reported) -> None:
+        """What has become of a shadow."""
+        if not isinstance(event, WorkerReady | WorkerLost | WorkerStopped):
+            raise ProtocolError(f"a shadow reports {type(event).__name__}")
+        if not isinstance(event, WorkerReady):
+            self._forget_shadow(placed)
+        if isinstance(event, WorkerLost):
+            event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
         self._report(event)
 
     def _on_weights(self, agent: _ConnectedAgent, record: WeightsReport) -> None:
@@ -1172,7 +1165,7 @@ class AgentBackend(KnownStages):
             placed.pipeline.answered(placed.part.place, record.batch, 0, is_done=False)
         else:
             placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
-            placed.agent.records.send(StopWorker(record.replica))
+            placed.agent.records.send(WorkerOrder(StopWorker(record.replica, placed.unreached)))
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:

@@ -47,7 +47,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
 from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
@@ -56,16 +56,13 @@ from sloop.events import (
     Finished,
     NodeReady,
     NodeReleased,
-    ReplicaCompleted,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
 )
 from sloop.machine import capacity
 from sloop.memory import own_bytes
@@ -94,7 +91,7 @@ from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.units import s
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, WorkerId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -180,7 +177,6 @@ class _Beside(NamedTuple):
     """The state of a process that is a shadow."""
 
     body: _Replica
-    number: int
     wanted: Shadow
     cut: CutModel
     address: list[bytes]
@@ -221,7 +217,8 @@ class LocalBackend(KnownStages):
         self._gpus = gpus
         self._start_s_max = start_s_max
         self._loop = loop or asyncio.get_running_loop()
-        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._replicas: dict[WorkerId, _Replica] = {}
+        """Shadows too."""
         self._spares: list[_Replica] = []
         self._spares_max = spares_max
         self._spares_timer: TimerHandle | None = None
@@ -271,16 +268,10 @@ class LocalBackend(KnownStages):
         """This machine is there; from now on its limits are watched."""
         self._watching = self._loop.create_task(watch(tuple(self._nodes.values()), self.refit, capacity()))
 
-    def pid(self, replica: ReplicaId) -> int | None:
-        """The process id of a replica, for monitoring and fault tests."""
-        found = self._replicas.get(replica)
+    def pid(self, worker: WorkerId) -> int | None:
+        """The process id of a worker, for monitoring and fault tests."""
+        found = self._replicas.get(worker)
         return found.process.pid if found and found.process else None
-
-    def shadow_pid(self, replica: ReplicaId) -> int | None:
-        """The process id of a replica's shadow."""
-        found = self._replicas.get(replica)
-        shadow = found.shadow if found is not None else None
-        return shadow.process.pid if shadow is not None and shadow.process is not None else None
 
     def spares(self) -> list[int]:
         """The process ids of workers that wait for a model."""
@@ -324,21 +315,19 @@ class LocalBackend(KnownStages):
     def evict(self, order: Evict) -> None:
         """Nothing was brought here."""
 
-    def start(
-        self,
-        replica: ReplicaId,
-        spec: ReplicaSpec,
-        transfer: TransferId | None = None,
-        part: Part | None = None,
-    ) -> None:
+    def start(self, order: StartWorker) -> None:
+        if order.replica is not None:
+            self._start_shadow(order, order.replica)
+            return
+        replica, spec = order.worker, order.spec
         self._replicas[replica] = made = _Replica(replica)
         self._starts.append(self._loop.time())
         self._start_spares_later()
-        self._report(ReplicaProgressed(replica, "spawning"))
+        self._report(WorkerProgressed(replica, "spawning"))
         try:
             made.device = self._device_of(spec)
-            if part is not None:
-                self._join(made, spec, part)
+            if order.part is not None:
+                self._join(made, spec, order.part)
             if made.device is None and (spare := self._taken_spare()) is not None:
                 spare.id, spare.told, spare.part, spare.pipeline = replica, spec, made.part, made.pipeline
                 self._replicas[replica] = made = spare
@@ -351,16 +340,18 @@ class LocalBackend(KnownStages):
             self._give_up(made, str(error))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        self._report(ReplicaLost(replica, "workers of this machine have ended with the server that started them"))
+        self._report(WorkerLost(replica, "workers of this machine have ended with the server that started them"))
 
-    def stop(self, replica: ReplicaId) -> None:
-        found = self._replicas.get(replica)
+    def stop(self, worker: WorkerId) -> None:
+        found = self._replicas.get(worker)
         if found is None:
-            self._report(ReplicaStopped(replica))
+            self._report(WorkerStopped(worker))
             return
         found.is_stopping = True
         if found.is_dying:
             return
+        if found.beside is not None and found.is_ready:
+            self._tell_pair(found, found.beside, is_over=True)
         if found.link is not None and found.is_ready and found.batch is None:
             found.link.send(FrameKind.STOP)
             self._set_timer(found, STOP_S_MAX, "it did not stop")
@@ -368,7 +359,7 @@ class LocalBackend(KnownStages):
             self._give_up(found, "it was stopped")
 
     def give_up(self, replica: ReplicaId, why: str) -> None:
-        """Kill a replica that cannot serve; reported as `ReplicaLost`."""
+        """Kill a replica that cannot serve; reported as `WorkerLost`."""
         found = self._replicas.get(replica)
         if found is not None:
             self._give_up(found, why)
@@ -381,7 +372,7 @@ class LocalBackend(KnownStages):
             found.cores = cores  # applied in `_on_ready`, or only reserved
             if not found.pool_cores:
                 self._send_threads(found, Grant(cores))
-            self._report(Resized(replica, cores))
+            self._report(WorkerResized(replica, cores))
             return
         self._finish_shrink(found)
         if cores < found.cores:
@@ -392,49 +383,7 @@ class LocalBackend(KnownStages):
         grant = self._actuate(found, cores)
         if grant is not None:
             self._send_threads(found, grant)
-            self._report(Resized(replica, grant.cores))
-
-    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
-        body = self._replicas.get(replica)
-        if body is None or body.process is None or body.spec is None or body.is_dying:
-            return  # its loss, which has been or will be reported, is that of its shadow
-        try:
-            if body.shadow is not None:
-                raise MachineError("the one before has not ended")
-            cut = self._cut_of(body.spec, shadow)
-            self._starts.append(self._loop.time())
-            self._start_spares_later()
-            spare = self._taken_spare()
-            if spare is None:
-                made = _Replica()
-                self._spawn(made)
-            else:
-                made = spare
-            made.beside = _Beside(body, number, shadow, cut, [])
-            body.shadow = made
-            self._set_up_shadow(made, made.beside, body.process.pid)
-            if made is spare:
-                self._set_timer(made, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
-        except (OSError, MachineError) as error:
-            if body.shadow is not None and body.shadow.beside is not None and body.shadow.beside.number == number:
-                self._give_up(body.shadow, str(error))
-            else:
-                self._report(ShadowLost(replica, number, str(error)))
-
-    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
-        body = self._replicas.get(replica)
-        found = body.shadow if body is not None else None
-        if found is None or found.beside is None or found.beside.number != number:
-            self._report(ShadowStopped(replica, number))
-            return
-        found.is_stopping = True
-        if not found.is_ready:
-            self._give_up(found, "it was stopped")
-        elif not found.is_dying:
-            self._tell_pair(found, found.beside, is_over=True)
-            assert found.link is not None
-            found.link.send(FrameKind.STOP)
-            self._set_timer(found, STOP_S_MAX, "it did not stop")
+            self._report(WorkerResized(replica, grant.cores))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         found = self._replicas.get(replica)
@@ -744,8 +693,6 @@ class LocalBackend(KnownStages):
             checking.add_done_callback(partial(self._on_gpu_checked, replica))
         elif self._replicas.get(replica.id) is replica:
             self._tell_end(replica)
-        elif replica.beside is not None:
-            self._part(replica, replica.beside)
         if not self._processes:
             self._emptied.set()
 
@@ -763,12 +710,17 @@ class LocalBackend(KnownStages):
         self._tell_end(replica)
 
     def _tell_end(self, replica: _Replica) -> None:
-        """The process of a replica has been reaped."""
+        """The process of a worker has been reaped. That of a shadow is not told if its replica ends too."""
         del self._replicas[replica.id]
+        if replica.beside is not None:
+            replica.beside.body.shadow = None
+            if replica.beside.body.is_dying:
+                return
+            self._tell_pair(replica, replica.beside, is_over=True)
         if replica.is_stopping:
-            self._report(ReplicaStopped(replica.id))
+            self._report(WorkerStopped(replica.id))
         else:
-            self._report(ReplicaLost(replica.id, _explain(replica.error, replica.process)))
+            self._report(WorkerLost(replica.id, _explain(replica.error, replica.process)))
 
     # Frames from workers
 
@@ -813,7 +765,7 @@ class LocalBackend(KnownStages):
         if replica.told is not None:
             replica.told = None
             self._set_start_timer(replica)
-        self._report(ReplicaProgressed(replica.id, step))
+        self._report(WorkerProgressed(replica.id, step))
 
     def _on_ready(self, replica: _Replica) -> None:
         """The cold start is over: give the replica the cores that were ordered, or as many as the machine allows."""
@@ -828,10 +780,10 @@ class LocalBackend(KnownStages):
                 if grant != Grant(wanted):
                     self._send_threads(replica, grant)
                 if grant.cores != wanted:
-                    self._report(Resized(replica.id, grant.cores))
+                    self._report(WorkerResized(replica.id, grant.cores))
         if replica.is_dying:
             return
-        self._report(ReplicaReady(replica.id))
+        self._report(WorkerReady(replica.id))
         if replica.pipeline is not None and replica.part is not None:
             replica.pipeline.on_part_ready(replica.part.place)
 
@@ -920,7 +872,7 @@ class LocalBackend(KnownStages):
             replica.completes = False
             if not replica.is_stopping:
                 self._clear_timer(replica)
-            self._report(ReplicaCompleted(replica.id))
+            self._report(WorkerCompleted(replica.id))
             return
         passed: PassedBatch = _decoded(self._passed, frame)
         if pipeline is not None:
@@ -975,6 +927,32 @@ class LocalBackend(KnownStages):
 
     # Shadows
 
+    def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
+        body, wanted = self._replicas.get(replica), order.spec.shadow
+        if body is None or body.process is None or body.spec is None or body.is_dying:
+            return  # its loss, which has been or will be reported, is that of its shadow
+        made: _Replica | None = None
+        try:
+            assert wanted is not None, f"worker {order.worker} is no shadow"
+            if body.shadow is not None:
+                raise MachineError("the one before has not ended")
+            cut = self._cut_of(body.spec, wanted)
+            self._starts.append(self._loop.time())
+            self._start_spares_later()
+            spare = self._taken_spare()
+            body.shadow = self._replicas[order.worker] = made = spare or _Replica()
+            made.id, made.beside = order.worker, _Beside(body, wanted, cut, [])
+            if spare is None:
+                self._spawn(made)
+            self._set_up_shadow(made, made.beside, body.process.pid)
+            if spare is not None:
+                self._set_timer(made, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
+        except (OSError, MachineError) as error:
+            if made is not None:
+                self._give_up(made, str(error))
+            else:
+                self._report(WorkerLost(order.worker, str(error)))
+
     def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
         """The model in blocks, some of which the shadow holds. MachineError if it has no such blocks."""
         cut = self.blocks_of(spec)
@@ -1025,32 +1003,19 @@ class LocalBackend(KnownStages):
             rows, shadow_ms = shared_rows(layers, body.cores, wanted, beside.cut.batch_max)
             patience_ms = tuple(max(PATIENCE * each_ms, each_ms + PATIENCE_MS_MIN) for each_ms in shadow_ms)
             payload = [encode(PairSetup(beside.address[0], shadow.process.pid, wanted.blocks, rows, patience_ms))]
-        body.link.send(FrameKind.PAIR, beside.number, payload=payload)
+        body.link.send(FrameKind.PAIR, shadow.id, payload=payload)
 
     def _on_pair(self, body: _Replica, frame: Frame) -> None:
         """A body has connected with its shadow, or has given it up."""
         shadow = body.shadow
-        if shadow is None or shadow.beside is None or shadow.beside.number != frame.subject or shadow.is_dying:
+        if shadow is None or shadow.id != frame.subject or shadow.is_dying:
             return
         if frame.kind is FrameKind.UNPAIRED:
             self._give_up(shadow, _text(frame))
         elif not shadow.is_ready:
             shadow.is_ready = True
             self._clear_timer(shadow)
-            self._report(ShadowReady(body.id, shadow.beside.number))
-
-    def _part(self, shadow: _Replica, beside: _Beside) -> None:
-        """The process of a shadow has ended."""
-        body = beside.body
-        if body.shadow is shadow:
-            body.shadow = None
-        if body.is_dying:
-            return
-        self._tell_pair(shadow, beside, is_over=True)
-        if shadow.is_stopping:
-            self._report(ShadowStopped(body.id, beside.number))
-        else:
-            self._report(ShadowLost(body.id, beside.number, _explain(shadow.error, shadow.process)))
+            self._report(WorkerReady(shadow.id))
 
     # Cores
 
@@ -1068,7 +1033,7 @@ class LocalBackend(KnownStages):
             return
         if grant != Grant(cores):
             self._send_threads(replica, grant)
-        self._report(Resized(replica.id, grant.cores))
+        self._report(WorkerResized(replica.id, grant.cores))
 
     def _actuate(self, replica: _Replica, cores: float) -> Grant | None:
         """Change the CPU limit. If the machine refuses, report the cores that the replica keeps and return None."""
@@ -1077,7 +1042,7 @@ class LocalBackend(KnownStages):
             grant = self._actuator.resize(replica.process.pid, cores)
         except MachineError as error:
             _log.warning("replica %d keeps %g cores: %s", replica.id, replica.cores, error)
-            self._report(Resized(replica.id, replica.cores))
+            self._report(WorkerResized(replica.id, replica.cores))
             return None
         replica.cores = grant.cores
         shadow = replica.shadow
@@ -1108,15 +1073,12 @@ class LocalBackend(KnownStages):
         | BatchSilent
         | NodeReady
         | NodeReleased
-        | ReplicaCompleted
-        | ReplicaLost
-        | ReplicaProgressed
-        | ReplicaReady
-        | ReplicaStopped
-        | Resized
-        | ShadowLost
-        | ShadowReady
-        | ShadowStopped
+        | WorkerCompleted
+        | WorkerLost
+        | WorkerProgressed
+        | WorkerReady
+        | WorkerStopped
+        | WorkerResized
         | Transferred,
     ) -> None:
         if self._listener is not None:

@@ -18,24 +18,21 @@ from msgspec import structs
 from sloop.api import NS_PER_S, BatchId, Node, ReplicaId, s
 from sloop.api.experiments import (
     Application,
-    AttachShadow,
     ColdStartTruth,
     Estimates,
     Finished,
     Record,
-    ReplicaLost,
-    ReplicaStopped,
     RunSummary,
     ServiceTruth,
-    ShadowLost,
-    ShadowReady,
-    ShadowStopped,
     Stage,
     StartBatch,
-    StartReplica,
+    StartWorker,
     SystemChoice,
     Truth,
     Variant,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
     World,
     simulate,
 )
@@ -226,6 +223,7 @@ class Provisions:
         self._body_bytes, self._blocks_bytes = body_bytes, blocks_bytes
         self._bodies: dict[ReplicaId, tuple[int, float]] = {}
         self._shadows: dict[ReplicaId, tuple[int, float, int]] = {}
+        self._body_of: dict[ReplicaId, ReplicaId] = {}
         self._ready: set[ReplicaId] = set()
         self._running: dict[BatchId, tuple[int, float]] = {}
         self._held: list[tuple[int, int, float, float]] = []
@@ -246,20 +244,26 @@ class Provisions:
             self._sizes.append((now_ns, len(record.requests)))
         elif isinstance(record, Finished):
             self._busy.append((self._running[record.batch][0], now_ns, self._running.pop(record.batch)[1]))
-        elif isinstance(record, StartReplica):
-            self._bodies[record.replica] = now_ns, record.spec.cores
-        elif isinstance(record, AttachShadow):
-            size = sum(self._blocks_bytes[block] for block in record.shadow.blocks)
-            self._shadows[record.replica] = now_ns, record.shadow.cores, size
-            self.started.append(now_ns)
-        elif isinstance(record, ShadowReady):
-            self._ready.add(record.replica)
-        elif isinstance(record, ShadowLost | ShadowStopped):
-            self._end_shadow(now_ns, record.replica)
-        elif isinstance(record, ReplicaStopped | ReplicaLost):
-            self._end_shadow(now_ns, record.replica)
-            begin_ns, cores = self._bodies.pop(record.replica)
-            self._held.append((begin_ns, now_ns, cores, self._body_bytes))
+        elif isinstance(record, StartWorker):
+            self._start(now_ns, record)
+        elif isinstance(record, WorkerReady):
+            if record.worker in self._body_of:
+                self._ready.add(self._body_of[record.worker])
+        elif isinstance(record, WorkerStopped | WorkerLost):
+            self._end_shadow(now_ns, self._body_of.pop(record.worker, record.worker))
+            if record.worker in self._bodies:
+                begin_ns, cores = self._bodies.pop(record.worker)
+                self._held.append((begin_ns, now_ns, cores, self._body_bytes))
+
+    def _start(self, now_ns: int, order: StartWorker) -> None:
+        shadow = order.spec.shadow
+        if order.replica is None or shadow is None:
+            self._bodies[order.worker] = now_ns, order.spec.cores
+            return
+        size = sum(self._blocks_bytes[block] for block in shadow.blocks)
+        self._shadows[order.replica] = now_ns, shadow.cores, size
+        self._body_of[order.worker] = order.replica
+        self.started.append(now_ns)
 
     def _end_shadow(self, now_ns: int, replica: ReplicaId) -> None:
         self._ready.discard(replica)

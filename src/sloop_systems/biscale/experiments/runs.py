@@ -25,18 +25,18 @@ from sloop.api.experiments import (
     ColdStartTruth,
     Estimates,
     Record,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
-    Resized,
     RunSummary,
     ServiceTruth,
     Stage,
-    StartReplica,
-    StopReplica,
+    StartWorker,
+    StopWorker,
     SystemChoice,
     Truth,
     Variant,
+    WorkerLost,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
     World,
     simulate,
 )
@@ -308,22 +308,22 @@ class CoresInService:
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
-        if isinstance(record, StartReplica):
-            self._starting[record.replica] = record.spec.cores
-        elif isinstance(record, ReplicaReady):
+        if isinstance(record, StartWorker):
+            self._starting[record.worker] = record.spec.cores
+        elif isinstance(record, WorkerReady):
             self._charge(now_ns)
-            cores = self._starting.pop(record.replica, None)
+            cores = self._starting.pop(record.worker, None)
             if cores is not None:
-                self._ready[record.replica] = cores
-        elif isinstance(record, Resized):
+                self._ready[record.worker] = cores
+        elif isinstance(record, WorkerResized):
             self._charge(now_ns)
             for known in (self._starting, self._ready):
-                if record.replica in known:
-                    known[record.replica] = record.cores
-        elif isinstance(record, StopReplica | ReplicaStopped | ReplicaLost):
+                if record.worker in known:
+                    known[record.worker] = record.cores
+        elif isinstance(record, StopWorker | WorkerStopped | WorkerLost):
             self._charge(now_ns)
-            self._starting.pop(record.replica, None)
-            self._ready.pop(record.replica, None)
+            self._starting.pop(record.worker, None)
+            self._ready.pop(record.worker, None)
 
     def finish(self) -> None:
         """Add the time from the last record to the end of the run."""

@@ -31,16 +31,16 @@ from sloop.api.experiments import (
     Estimates,
     NetworkTruth,
     Record,
-    ReplicaReady,
     RunSummary,
     ServiceTruth,
     Spread,
     Stage,
-    StartReplica,
+    StartWorker,
     SystemChoice,
     TopologyTruth,
     Truth,
     Variant,
+    WorkerReady,
     World,
     cut,
     scale,
@@ -365,10 +365,10 @@ class StartTimes:
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
-        if isinstance(record, StartReplica):
-            self._ordered[record.replica] = now_ns
-        elif isinstance(record, ReplicaReady) and record.replica in self._ordered:
-            self.taken_s.append((now_ns - self._ordered.pop(record.replica)) / NS_PER_S)
+        if isinstance(record, StartWorker):
+            self._ordered[record.worker] = now_ns
+        elif isinstance(record, WorkerReady) and record.worker in self._ordered:
+            self.taken_s.append((now_ns - self._ordered.pop(record.worker)) / NS_PER_S)
 
 
 def wanted_scalers(*, quick: bool) -> Wanted[ScalerTrial]:

@@ -25,19 +25,19 @@ from sloop.api.experiments import (
     Estimates,
     NetworkTruth,
     Record,
-    ReplicaLost,
-    ReplicaReady,
-    ReplicaStopped,
     ServiceTruth,
     Spread,
     Stage,
-    StartReplica,
+    StartWorker,
     StoreLink,
     SystemChoice,
     TopologyTruth,
     Trace,
     Truth,
     Variant,
+    WorkerLost,
+    WorkerReady,
+    WorkerStopped,
     World,
     cut,
     scale,
@@ -306,19 +306,19 @@ class StartsAndLatencies:
             self._arrived[record.id] = record.sent_ns  # type: ignore[union-attr]
         elif kind is End:
             self._latencies_ns.append(now_ns - self._arrived.pop(record.request))  # type: ignore[union-attr]
-        elif isinstance(record, StartReplica):
-            self._reserved[record.replica] = now_ns
+        elif isinstance(record, StartWorker):
+            self._reserved[record.worker] = now_ns
             if now_ns > FIRST_NS:
-                self._starting[record.replica] = now_ns
+                self._starting[record.worker] = now_ns
                 parts = len(record.part.bounds) - 1 if record.part is not None else 1
                 self._scale_ups[now_ns] = max(parts, self._scale_ups.get(now_ns, 1))
                 if record.part is not None:
-                    self._parts[record.replica] = record.part
-        elif isinstance(record, ReplicaReady):
-            self._ready(now_ns, record.replica)
-        elif isinstance(record, ReplicaStopped | ReplicaLost):
-            self._given_up += self._starting.pop(record.replica, None) is not None
-            begin_ns = self._reserved.pop(record.replica, None)
+                    self._parts[record.worker] = record.part
+        elif isinstance(record, WorkerReady):
+            self._ready(now_ns, record.worker)
+        elif isinstance(record, WorkerStopped | WorkerLost):
+            self._given_up += self._starting.pop(record.worker, None) is not None
+            begin_ns = self._reserved.pop(record.worker, None)
             if begin_ns is not None:
                 self._held.append((begin_ns, now_ns))
 

@@ -26,16 +26,16 @@ from sloop.api.experiments import (
     NodeRow,
     NodeTruth,
     Record,
-    ReplicaLost,
-    ReplicaStopped,
     RunSummary,
     ServiceTruth,
     Stage,
     StartBatch,
-    StartReplica,
+    StartWorker,
     SystemChoice,
     Truth,
     Variant,
+    WorkerLost,
+    WorkerStopped,
     World,
     faults_of,
     foretold,
@@ -292,13 +292,13 @@ class BatchAccount:
             self._running[record.replica] = now_ns, record
         elif isinstance(record, Finished):
             self._finish(now_ns, record)
-        elif isinstance(record, StartReplica):
-            kind = self._kinds[record.replica] = record.spec.slot.hardware
+        elif isinstance(record, StartWorker):
+            kind = self._kinds[record.worker] = record.spec.slot.hardware
             if kind in EC2[4:]:
                 self._dearer_since_ns = self._dearer_since_ns if self._dearer else now_ns
                 self._dearer += 1
-        elif isinstance(record, ReplicaStopped | ReplicaLost):
-            self._lose(now_ns, record.replica)
+        elif isinstance(record, WorkerStopped | WorkerLost):
+            self._lose(now_ns, record.worker)
         elif isinstance(record, BatchFailed):
             self._leave(now_ns, record.replica)
 
