@@ -30,7 +30,7 @@ from sloop.core.views import (
     WeightChain,
 )
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
@@ -74,15 +74,21 @@ def candidates(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec) 
 
 def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int) -> ProvisionInput:
     """What the policy sees."""
-    costs, monitor = stage.start_costs(spec), stage.monitor
-    return ProvisionInput(
+    costs, policies = stage.start_costs(spec), stage.application.parts.policies
+    given = ProvisionInput(
         stage=stage.name,
         spec=spec,
         count=count,
         sites=candidates(now_ns, state, stage, spec),
-        place=stage.application.parts.policies.place,
+        place=policies.place,
         costs=costs,
         belief=stage.beliefs[spec.variant, spec.slot.hardware],
+    )
+    if not policies.provision.brings_weights:
+        return given
+    monitor = stage.monitor
+    return structs.replace(
+        given,
         weights=state.weights.views(now_ns, costs.weights),
         sends=state.weights.sends(),
         waiting=len(stage.queue.visits),
@@ -100,32 +106,27 @@ def _carry_out(
 ) -> int:
     """Order what the policy has answered, as far as there is room; returns how many replicas start. Drivers know a
     transfer before those who wait for it."""
-    weights = state.weights
     making = _Starts(now_ns, state, stage, given, stage.application.parts.policies.provision)
     for chain in answer.chains:
         making.order_transfer(chain)
-    for number, equal in groupby(answer.starts[: given.count], attrgetter("pipeline")):
-        starts = list(equal)
-        begun = making.begin(starts) if number is None else making.begin_pipeline(starts, answer.pipelines[number])
-        if begun < len(starts):
-            break
-    sent: list[Transfer] = []
-    for order in making.transfers:
-        unneeded = weights.give_up(order.transfer) if order is not None else []
-        if order is not None and len(unneeded) < len(order.receivers):
-            sent.append(order)
-            making.given_up += unneeded
-    if answer.why and (making.begun or sent):
+    if answer.pipelines:
+        making.begin_in_turn(answer)
+    else:
+        making.begin(answer.starts[: given.count])
+    sent = making.sent() if answer.chains else ()
+    begun = making.begun
+    if answer.why and (begun or sent):
         out.append(Decided("provision", answer.why, stage.name, application=stage.application.key))
-    if weights.by_node:
-        nodes = [*(name for order in sent for name in order.receivers), *(each.node for each in making.begun)]
-        out += weights.make_room(dict.fromkeys(nodes))
+    if state.weights.by_node:
+        nodes = [*(name for order in sent for name in order.receivers), *(each.node for each in begun)]
+        out += state.weights.make_room(dict.fromkeys(nodes))
     out += sent
-    for replica in making.begun:
-        placed = structs.replace(given.spec, node=replica.node, device=replica.device)
+    spec = given.spec
+    for replica in begun:
+        placed = structs.replace(spec, node=replica.node, device=replica.device)
         out.append(StartWorker(replica.id, placed, transfer=replica.transfer, part=replica.part))
     out += making.given_up
-    return len(making.begun)
+    return len(begun)
 
 
 class _Starts(Struct):
@@ -153,11 +154,29 @@ class _Starts(Struct):
             order = weights.order_layers(self.now_ns, part, costs.weights, chain.source, chain.receivers, keeps)
         self.transfers.append(order)
 
+    def sent(self) -> list[Transfer]:
+        """The transfers for which a start waits, or with which a node gets files to keep."""
+        sent: list[Transfer] = []
+        for order in self.transfers:
+            unneeded = self.state.weights.give_up(order.transfer) if order is not None else []
+            if order is not None and len(unneeded) < len(order.receivers):
+                sent.append(order)
+                self.given_up += unneeded
+        return sent
+
+    def begin_in_turn(self, answer: Provisioning) -> None:
+        """Begin single replicas and pipelines, until one has no room."""
+        for number, equal in groupby(answer.starts[: self.given.count], attrgetter("pipeline")):
+            starts = list(equal)
+            begun = self.begin(starts) if number is None else self.begin_pipeline(starts, answer.pipelines[number])
+            if begun < len(starts):
+                break
+
     def begin(self, starts: Sequence[ReplicaStart], *, assembles: bool = False) -> int:
         """Begin replicas, with their reservations and their weights, until one has no room; returns how many. Those
         that assemble a model wait for their first layers."""
-        now_ns, state, stage, given, policy = self.now_ns, self.state, self.stage, self.given, self.policy
-        spec, belief, begun = given.spec, given.belief, 0
+        state, given, before = self.state, self.given, len(self.begun)
+        spec, belief = given.spec, given.belief
         for start in starts:
             site = given.sites[start.site]
             node, device = site.node.node.name, site.device.device.name if site.device else None
@@ -167,25 +186,28 @@ class _Starts(Struct):
                 if order is None or node not in order.receivers:
                     break
                 transfer = order.transfer
-            is_part = assembles and transfer is not None
-            id, reservation = ReplicaId(state.next_worker), Reservation.of(spec, belief, node, device)
-            if policy.brings_weights:
-                extra_bytes = state.weights.extra_bytes(node, given.costs.weights, assembles=is_part)
-                if belief.memory_bytes + extra_bytes > state.ledger.free_memory_bytes(node):
-                    break
-            if not state.ledger.reserve(id, reservation):
+            id = ReplicaId(state.next_worker)
+            if self.policy.brings_weights and not self._has_memory(node, transfer, assembles):
+                break
+            if not state.ledger.reserve(id, Reservation.of(spec, belief, node, device)):
                 break
             state.next_worker += 1
-            state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
+            state.replicas[id] = replica = Replica(id, spec, self.stage, self.now_ns, node, device)
             state.workers[id] = replica.workers[0]
-            stage.pool.add(replica)
-            if policy.brings_weights:
+            self.stage.pool.add(replica)
+            if self.policy.brings_weights:
                 replica.is_provided, replica.transfer = True, transfer
-                weights, keeps = given.costs.weights, policy.keeps
-                state.weights.use(now_ns, id, node, weights, keeps, transfer, assembles=is_part)
+                is_part = assembles and transfer is not None
+                weights, keeps = given.costs.weights, self.policy.keeps
+                state.weights.use(self.now_ns, id, node, weights, keeps, transfer, assembles=is_part)
             self.begun.append(replica)
-            begun += 1
-        return begun
+        return len(self.begun) - before
+
+    def _has_memory(self, node: str, transfer: TransferId | None, assembles: bool) -> bool:
+        """Whether a node has the memory for a replica and for the weights that come with it."""
+        is_part = assembles and transfer is not None
+        extra_bytes = self.state.weights.extra_bytes(node, self.given.costs.weights, assembles=is_part)
+        return self.given.belief.memory_bytes + extra_bytes <= self.state.ledger.free_memory_bytes(node)
 
     def begin_pipeline(self, starts: Sequence[ReplicaStart], bounds: tuple[int, ...]) -> int:
         """Begin the parts of a pipeline, if there is room for all; returns how many."""

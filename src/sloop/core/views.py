@@ -5,6 +5,7 @@ Views are built at each control tick. Policies read them and never change them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -392,16 +393,16 @@ class ProvisionInput(Struct, frozen=True, kw_only=True):
     costs: StartCosts
     belief: Belief
     """Of the replicas."""
-    weights: Sequence[WeightsView]
-    """Where their weights are, or arrive to be kept."""
-    sends: Mapping[str, int]
+    weights: Sequence[WeightsView] = ()
+    """Where their weights are, or arrive to be kept. This and what follows is shown to policies that bring weights."""
+    sends: Mapping[str, int] = MappingProxyType({})
     """By node, how many transfers of any weights it sends now, the `STORE` included; those that send none are left
     out."""
-    waiting: int
+    waiting: int = 0
     """Visits in the stage's queue."""
-    arrivals_rps: float
+    arrivals_rps: float = 0.0
     """Visits that came to the stage per second, in the last ten seconds."""
-    served_rps: float
+    served_rps: float = 0.0
     """Visits per second that its ready replicas are believed to serve."""
 
 
