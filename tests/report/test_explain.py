@@ -37,7 +37,6 @@ from sloop.events import (
 )
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
-from sloop.report.explain import fresh_state
 from sloop.report.explain.decision import DecisionStory, explain_decision, explain_deployment, rollouts
 from sloop.report.explain.misses import miss_reasons
 from sloop.report.explain.request import RequestStory, explain_request
@@ -75,6 +74,7 @@ from tests.runlog.story import (
     asks,
     ended,
     finishes,
+    fresh_state,
     goes_to,
     rolls,
     runs,

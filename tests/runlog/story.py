@@ -19,7 +19,10 @@ from sloop.app.graph import Graph, GraphStage
 from sloop.events import Cancelled, Finished, WorkerLost, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Region
+from sloop.report.explain import KEPT
 from sloop.runlog import Record
+from sloop.runlog.fold import DeploymentState
+from sloop.systems.setup import Setup, build
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Group, Outcome, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
@@ -27,6 +30,11 @@ Rows = list[tuple[int, Record]]
 
 GRAPH = Graph([GraphStage("classify")], slo_ns=ms(200))
 SPEC = ReplicaSpec("classify", "small", Slot(2.0), node="n0")
+
+
+def fresh_state(setup: Setup) -> DeploymentState:
+    """The state to explain the log of a setup, which must be fresh too."""
+    return DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=KEPT)
 
 
 def arrived(id: int, sent_ms: float, arrived_ms: float, slo_ms: float = 200) -> tuple[int, Request]:

@@ -89,7 +89,6 @@ def test_each_application_has_its_own_requests_replicas_and_batches() -> None:
     assert (a.waiting, b.waiting) == (0, 2)
     assert (list(a.replicas), list(b.replicas)) == ([0], [1])
     assert (state.run_of_replica(ReplicaId(1)), state.run_of_request(RequestId(2))) == (b, b)
-    assert state.run_of_stage("a/only") is a
     fold(state, runs(20, 1, 1, "b", 2, 3), *finishes(30, 0, 0, 1), *finishes(45, 1, 1, 2, 3))
     assert (list(a.served_ns), list(b.served_ns)) == ([ms(20)], [ms(35), ms(33)])
     assert (list(a.stages["a/only"].waits_ns), list(b.stages["b/only"].waits_ns)) == ([ms(2)], [ms(10), ms(8)])
@@ -121,7 +120,7 @@ def test_one_version_after_the_other() -> None:
         rolls(1_500, "2", VersionState.CANARY, 0.1, "it is ready"),
     )
     first, second = state.records
-    assert (first.key, second.key, second.version, state.run_of_stage("a@2/only")) == ("a", "a@2", "2", second.run)
+    assert (first.key, second.key, second.version) == ("a", "a@2", "2")
     assert (first.state, first.share, second.state, second.share) == (
         *(VersionState.SERVING, 0.9),
         *(VersionState.CANARY, 0.1),
@@ -148,7 +147,6 @@ def test_one_version_after_the_other() -> None:
     assert state.decisions == {("a", "rollout"): 5}
     state.forget(first)
     assert ([record.key for record in state.records], list(state.versions)) == (["a@2"], ["a@2"])
-    assert state.run_of_stage("a/only") is None
 
 
 def test_a_request_of_the_instant_in_which_a_version_ends_goes_to_the_one_that_is_left() -> None:

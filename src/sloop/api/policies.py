@@ -4,7 +4,7 @@
 no clock, files or random numbers, and neither does anything here.
 """
 
-from sloop.core.ledger import MICRO, MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
+from sloop.core.ledger import MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
 from sloop.core.protocols import (
     Admit,
     AsPlaced,
@@ -87,7 +87,6 @@ from sloop.policies.sizes import (
 )
 
 __all__ = [
-    "MICRO",
     "MILLI",
     "PROBLEMS_KEPT",
     "Adaptive",

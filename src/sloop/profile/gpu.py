@@ -131,18 +131,12 @@ class KernelLaunch:
         sms = -(-self.blocks // self.blocks_per_sm(gpu))
         return min(100.0, 100.0 * sms / gpu.sms)
 
-    def theoretical_occupancy(self, gpu: GpuLimits) -> float:
-        """The warps of an SM that is full of these blocks, in percent of those that it holds at most."""
-        return self._occupancy(self.blocks_per_sm(gpu), gpu)
-
     def expected_occupancy(self, gpu: GpuLimits) -> float:
         """The warps of an SM that has blocks of this launch, in percent of those that it holds at most. A small grid
         leaves SMs without a block, and those do not count, as in the counter that Nsight Compute reads
         (`sm__warps_active` of active cycles). It is what that counter reaches if all blocks take equally long; it is
         less where some end earlier."""
-        return self._occupancy(min(self.blocks_per_sm(gpu), max(1.0, self.blocks / gpu.sms)), gpu)
-
-    def _occupancy(self, blocks: float, gpu: GpuLimits) -> float:
+        blocks = min(self.blocks_per_sm(gpu), max(1.0, self.blocks / gpu.sms))
         return 100.0 * blocks * self.warps / (gpu.sm.threads // WARP)
 
 

@@ -227,10 +227,6 @@ class DeploymentState:
             found.setdefault(record.application, []).append(record)
         return found
 
-    def run_of_stage(self, stage: str) -> RunState | None:
-        """The run of the version that has this stage."""
-        return self._run_of_stage.get(stage)
-
     def run_of_replica(self, id: ReplicaId) -> RunState | None:
         """The run of the version that has this replica."""
         if self._plain is not None:

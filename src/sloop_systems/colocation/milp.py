@@ -189,20 +189,12 @@ def mean_batch(batch: int, rate_rps: float, wait_ms: float, *, timer: bool = Tru
     return batch - math.fsum(missing)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMode:
-    """How a worker uses its device: whether its share is a limit (MPS), and whether copies overlap with computing."""
-
-    is_limited: bool
-    is_streaming: bool = True
-
-
-WORKER_MODES: Final[Mapping[str, WorkerMode]] = {
-    "igniter": WorkerMode(is_limited=True),
-    "usher": WorkerMode(is_limited=True),
-    "usher-wao": WorkerMode(is_limited=True),
-    "ao-milp": WorkerMode(is_limited=False),
-    "wsm-milp": WorkerMode(is_limited=False),
+SHARES_ARE_LIMITS: Final[Mapping[str, bool]] = {
+    "igniter": True,
+    "usher": True,
+    "usher-wao": True,
+    "ao-milp": False,
+    "wsm-milp": False,
 }
-"""The modes in which the thesis evaluates the placements. iGniter plans shares; Usher's are the compute that is
-needed."""
+"""Whether a worker's share of its device is a limit (MPS), by the placement, as the thesis evaluates it. iGniter plans
+shares; Usher's are the compute that is needed."""

@@ -339,14 +339,6 @@ def operation(instruction: BpfInstruction) -> str:
     return f"{kind} {sizes[instruction.opcode & 0x18]}"
 
 
-def disassemble(code: bytes) -> list[str]:
-    """One line for each instruction, for people."""
-    return [
-        f"{operation(each):10} r{each.dst} r{each.src} offset {each.offset} immediate {each.immediate}"
-        for each in instructions(code)
-    ]
-
-
 def arithmetic_beyond_switches(code: bytes) -> list[str]:
     """The instructions of a program that a switch does not have: multiplication, division, modulo. BPF has no float."""
     return [operation(each) for each in instructions(code) if operation(each).split()[-1] in _ABSENT.values()]

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from sloop.api import InputError, NonNegativeFloat, Range, check_range, check_ranges, listed
 from sloop.api.experiments import stream
 from sloop_systems.netnn.mapper import LINKS, NoCapacity
-from sloop_systems.netnn.network import Ints, classify
+from sloop_systems.netnn.network import Ints
 from sloop_systems.netnn.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse, result_of
 from sloop_systems.netnn.program import Program
 from sloop_systems.netnn.switch import Emission, Multiplier, Pipeline, UnitCounts
@@ -77,11 +77,6 @@ class FlowVerdict:
     start_ns: float
     """When it got its slot, on the emulator's clock; when it came, if it got none."""
     end_ns: float
-
-    @property
-    def klass(self) -> int | None:
-        """The class of the logits."""
-        return None if self.logits is None else int(classify(np.array([self.logits]))[0])
 
 
 @dataclass

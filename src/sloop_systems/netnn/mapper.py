@@ -198,11 +198,6 @@ def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) 
     return tuple(found)
 
 
-def links_crossed(route: Sequence[FabricPort]) -> int:
-    """Links of a route: steps from one tier to another."""
-    return sum(one.tier != other.tier for one, other in pairwise(route))
-
-
 # Latency and throughput
 
 

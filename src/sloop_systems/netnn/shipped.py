@@ -34,11 +34,8 @@ class ModelCard(Struct, frozen=True, forbid_unknown_fields=True):
     """Of which 72 % trained it."""
     seed: int
     epochs: int
-    packet_accuracy: float
-    """Of the integers, for single inference points of flows that it has not seen."""
     flow_accuracy: float
-    by_class: dict[str, float]
-    """Flow accuracy by class of traffic."""
+    """Of the integers, for flows that it has not seen."""
 
     @property
     def encoding(self) -> FeatureEncoding:

@@ -258,18 +258,6 @@ class SwitchProgram:
             ready[each.to] = 1 + max((ready.get(name, 0) for name in operands), default=0)
         return max(ready.values(), default=0)
 
-    def listing(self) -> str:
-        """The program for people, one instruction a line."""
-        lines = []
-        for each in self.instructions:
-            what = each.detail.name if isinstance(each.detail, Register) else ""
-            what = each.detail if isinstance(each.detail, str) else what
-            predicate = f" if {each.when}" + (f"[{each.bit}]" if each.bit >= 0 else "") if each.when else ""
-            lines.append(
-                " ".join(part for part in (each.to, "=", each.operation, each.a, each.b, what) if part) + predicate
-            )
-        return "\n".join(lines)
-
 
 # The interpreter: each function makes the step of one instruction. No step multiplies.
 

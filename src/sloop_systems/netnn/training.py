@@ -109,8 +109,6 @@ class Trained:
     epochs: int
     validation: float
     """The share of the validation rows that it classifies rightly, with rounding if it was trained with it."""
-    validation_floats: float
-    """The same before quantised training."""
     floats: FloatNetwork
     """The network before quantised training."""
 
@@ -151,7 +149,7 @@ def fit(
         if since >= schedule.patience or epoch == schedule.epochs - 1:
             break
     trainer.restore(best)
-    floats, before = trainer.judge(held, held_labels)[1], trainer.network()
+    before = trainer.network()
     trainer.calibrate(given[RandomState(seed).permutation(len(given))[:1024]], inputs.exponent)
     if schedule.quantised_epochs:
         trainer.quantises, trainer.rate = True, RATE / 10
@@ -164,7 +162,7 @@ def fit(
                 best, best_loss = trainer.copy(), loss
         trainer.restore(best)
     right = trainer.judge(held, held_labels)[1]
-    return Trained(trainer.network(), trainer.final_shifts(), inputs, done, right, floats, before)
+    return Trained(trainer.network(), trainer.final_shifts(), inputs, done, right, before)
 
 
 @dataclass

@@ -168,11 +168,6 @@ class XdpFabric:
             )
         self._feature_maps.order.write(0, self._feature_layout.order_table(chosen))
 
-    def set_faults(self, *, loss: float = 0.0, duplication: float = 0.0, seed: int = 1) -> None:
-        """From now on, each unit loses packets that it receives, and sends its own twice, with these probabilities."""
-        for number, unit in enumerate(unit for units in self._units for unit in units):
-            self._write_faults(unit, loss, duplication, seed + number, lose=-1)
-
     def lose(self, layer: int, unit: int, packet: int) -> None:
         """One unit loses one packet: number `packet` of those that it receives from now on, from 0."""
         chosen = self._units[layer][unit]

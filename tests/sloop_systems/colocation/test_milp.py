@@ -29,7 +29,7 @@ from sloop_systems.colocation.experiments.scene import (
     named,
     options_of,
 )
-from sloop_systems.colocation.milp import WORKER_MODES, SharedModel, mean_batch, most_goodput, planned_rates
+from sloop_systems.colocation.milp import SHARES_ARE_LIMITS, SharedModel, mean_batch, most_goodput, planned_rates
 
 
 def test_of_equal_placements_the_one_with_small_batches() -> None:
@@ -187,9 +187,8 @@ def test_planned_rates_are_in_proportion_to_what_replicas_serve() -> None:
         assert max(own) == pytest.approx(min(own))
 
 
-def test_worker_modes() -> None:
-    assert {name for name, mode in WORKER_MODES.items() if mode.is_limited} == {"igniter", "usher", "usher-wao"}
-    assert all(mode.is_streaming for mode in WORKER_MODES.values())
+def test_shares_are_limits_where_the_thesis_has_them_so() -> None:
+    assert {name for name, is_limit in SHARES_ARE_LIMITS.items() if is_limit} == {"igniter", "usher", "usher-wao"}
 
 
 # Least change

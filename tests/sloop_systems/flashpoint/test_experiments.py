@@ -163,13 +163,13 @@ def test_the_printed_table_gives_the_headline() -> None:
 
 
 def column(place: int) -> dict[str, list[float]]:
-    return {name: [published.ratio_of(row[place])] for name, row in published.SAVED_PERCENT.items()}
+    return {name: [1 / (1 - row[place] / 100)] for name, row in published.SAVED_PERCENT.items()}
 
 
 def test_averages_are_taken_over_policies_first() -> None:
     assert published.mean_saved({"a": [1.0, 3.0], "b": [2.0] * 7}) == pytest.approx(50)
     assert published.mean_of_percents({"a": [1.0, 1.0], "b": [4.0]}) == pytest.approx(37.5)
-    assert published.saved_percent(published.ratio_of(12.5)) == pytest.approx(12.5)
+    assert published.saved_percent(8 / 7) == pytest.approx(12.5)
 
 
 # Queueing

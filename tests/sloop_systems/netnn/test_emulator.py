@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sloop.errors import InputError
 from sloop_systems.netnn.emulator import Emulator, Faults, InferenceEnding, run_in_lanes
 from sloop_systems.netnn.mapper import Fabric, NoCapacity
-from sloop_systems.netnn.network import SIGNED, Convolution, Dense, Network
+from sloop_systems.netnn.network import SIGNED, Convolution, Dense, Network, classify
 from sloop_systems.netnn.packets import packets_of
 from sloop_systems.netnn.program import compile_network
 from sloop_systems.netnn.switch import Multiplier
@@ -352,4 +352,5 @@ def test_layers_of_other_kinds_in_one_network() -> None:
     rows = inputs_of(network, 6)
     verdicts, _ = Emulator(program, faults=RANDOM_ORDER, timeout_ns=LONG_NS).run(rows)
     assert [verdict.logits for verdict in verdicts] == [tuple(logits) for logits in network.run(rows).tolist()]
-    assert [verdict.klass for verdict in verdicts] == network.run(rows).argmax(axis=1).tolist()
+    logits = np.array([verdict.logits for verdict in verdicts])
+    assert classify(logits).tolist() == network.run(rows).argmax(axis=1).tolist()

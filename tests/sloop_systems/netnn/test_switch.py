@@ -109,14 +109,6 @@ def test_no_step_of_the_interpreter_multiplies() -> None:
     assert not [name for name, node in found.items() for each in ast.walk(node) if isinstance(each, wrong)]
 
 
-def test_a_listing_for_people() -> None:
-    program = compile_network(small_model())
-    lines = Pipeline(program, 1, 0, "shift-add").programs[0].listing().splitlines()
-    assert lines[0] == "slot = and inference #0"
-    assert any("drop duplicate if" in line for line in lines)
-    assert any(line.endswith("[3]") for line in lines)
-
-
 def test_a_cell_of_another_epoch_reads_as_its_initial_value() -> None:
     register = Register("sums", 4, 32, is_activation=True, slots=2)
     made = ProgramBuilder("lut16")

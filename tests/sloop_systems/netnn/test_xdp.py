@@ -132,11 +132,17 @@ def test_other_models_equal_the_reference(network: Network, fabric: Fabric) -> N
         check(built, network, rows)
 
 
+def set_faults(fabric: XdpFabric, *, loss: float = 0.0, duplication: float = 0.0, seed: int = 1) -> None:
+    """From now on, each unit loses packets that it receives, and sends its own twice, with these probabilities."""
+    for number, unit in enumerate(unit for units in fabric._units for unit in units):
+        fabric._write_faults(unit, loss, duplication, seed + number, lose=-1)
+
+
 def test_order_and_duplicates_change_nothing(small: XdpFabric) -> None:
     network, drawn = small_model(), np.random.default_rng(7)
     rows = rows_of(network, 256)
     before = total(small, "duplicates")
-    small.set_faults(duplication=0.2, seed=3)
+    set_faults(small, duplication=0.2, seed=3)
     try:
         for _ in range(4):
             order = [*range(57), *drawn.choice(57, 12, replace=False)]
@@ -144,7 +150,7 @@ def test_order_and_duplicates_change_nothing(small: XdpFabric) -> None:
             check(small, network, rows)
     finally:
         small.set_order(None)
-        small.set_faults()
+        set_faults(small)
     assert total(small, "duplicates") - before > 4 * 256 * 12 * 4  # those of the first layer, and more after it
 
 
@@ -177,7 +183,7 @@ def test_300_losses_of_one_packet_give_no_wrong_verdict(small: XdpFabric) -> Non
         verdicts = small.run(rows, timeout_s=0.02, at_once=1)
         assert not wrong(verdicts, expected)
         without += aborted(verdicts)
-    small.set_faults()
+    set_faults(small)
     assert total(small, "lost") - lost_before > 250  # some units were not reached after an abort
     assert without > 200  # no window needs some messages: their loss costs nothing
     check(small, network, rows_of(network, 32))
@@ -196,9 +202,9 @@ def test_a_lost_message_that_no_window_needs_costs_nothing(small: XdpFabric) -> 
 def test_many_losses_give_no_wrong_verdict(small: XdpFabric) -> None:
     network = small_model()
     rows = rows_of(network, 64)
-    small.set_faults(loss=0.001, duplication=0.1, seed=5)
+    set_faults(small, loss=0.001, duplication=0.1, seed=5)
     verdicts = small.run(rows, timeout_s=0.05)
-    small.set_faults()
+    set_faults(small)
     assert not wrong(verdicts, network.run(rows))
     endings = {(verdict.ending, verdict.version) for verdict in verdicts if verdict.logits is None}
     assert endings == {(InferenceEnding.ABORTED, None)}

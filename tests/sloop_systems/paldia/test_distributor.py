@@ -18,7 +18,6 @@ from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.options import check_ranges
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
-from sloop.report.explain import fresh_state
 from sloop.report.explain.request import explain_request
 from sloop.runlog import MemoryLog
 from sloop.sim import World
@@ -30,6 +29,7 @@ from sloop.workload import trace_of
 from sloop_systems.paldia.experiments.results import ON_M60, trial_of
 from sloop_systems.paldia.experiments.runs import world_of as trial_world
 from sloop_systems.paldia.policy import Hybrid
+from tests.runlog.story import fresh_state
 from tests.sim.scene import records_of
 
 Deciding = Callable[[int, QueueView, BatchDevice], BatchDecision]

@@ -15,7 +15,6 @@ from sloop.runlog import RecordedLog
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
 from sloop.systems.replay import beginning_of
-from sloop.systems.setup import Setup, build
 
 RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
@@ -30,11 +29,6 @@ class StoryStep(Struct, frozen=True):
 
 
 KEPT: Final = Kept(seconds=RECENT_S + 1, routes=False)
-
-
-def fresh_state(setup: Setup) -> DeploymentState:
-    """The state to explain the log of a setup, which must be fresh too."""
-    return DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=KEPT)
 
 
 def state_of(log: RecordedLog) -> DeploymentState:

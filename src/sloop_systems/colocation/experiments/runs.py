@@ -31,7 +31,7 @@ from sloop_systems.colocation.experiments.scene import (
     named,
     placed_models,
 )
-from sloop_systems.colocation.milp import WORKER_MODES, most_goodput
+from sloop_systems.colocation.milp import SHARES_ARE_LIMITS, most_goodput
 from sloop_systems.colocation.published import IGNITER_V100, V100_ROWS
 from sloop_systems.comparison.harness import UNSEEN
 
@@ -232,7 +232,6 @@ def _by_igniter(cell: Cell) -> FoundPlacement:
 def play(trial: PlacementTrial) -> PlacementRuns:
     """Place the models and simulate their requests."""
     cell, models = trial.cell, trial.cell.placed()
-    mode = WORKER_MODES.get(trial.policy)
     good, served, expected_rps, labels = [], [], [], []
     found = placement(cell, trial.policy)
     for slower in trial.slower:
@@ -247,7 +246,7 @@ def play(trial: PlacementTrial) -> PlacementRuns:
                 seed,
                 slower=slower,
                 requests=cell.requests,
-                is_limited=mode is not None and mode.is_limited,
+                is_limited=SHARES_ARE_LIMITS.get(trial.policy, False),
             )
             for seed in range(trial.first_seed, trial.first_seed + trial.seeds)
         ]

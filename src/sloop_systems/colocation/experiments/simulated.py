@@ -54,7 +54,7 @@ from sloop_systems.colocation.experiments.runs import (
     e3,
 )
 from sloop_systems.colocation.experiments.scene import AO, USHER_GROUPS, WAO, fitted_igniter
-from sloop_systems.colocation.milp import WORKER_MODES
+from sloop_systems.colocation.milp import SHARES_ARE_LIMITS
 from sloop_systems.colocation.policy import Colocate, Igniter, Usher
 from sloop_systems.colocation.published import IGNITER_V100, V100_MEMORY_BYTES
 from sloop_systems.comparison.rows import Claim, Row, bounded, directed
@@ -197,8 +197,7 @@ def _streams(trial: SimulatedTrial) -> Iterator[list[tuple[float, int]]]:
 
 
 def _is_limited(policy: Policy) -> bool:
-    mode = WORKER_MODES.get(policy)
-    return mode is not None and mode.is_limited
+    return SHARES_ARE_LIMITS.get(policy, False)
 
 
 def _profile(name: str, policy: Policy, *, is_limited: bool) -> Profile:

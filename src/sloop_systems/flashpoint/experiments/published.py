@@ -66,11 +66,6 @@ def saved_percent(ratio: float) -> float:
     return 100.0 * (1.0 - 1.0 / ratio)
 
 
-def ratio_of(saved: float) -> float:
-    """The inverse of `saved_percent`."""
-    return 1.0 / (1.0 - saved / 100.0)
-
-
 def mean_saved(ratios_by_model: Mapping[str, Iterable[float]]) -> float:
     """The thesis's average: the mean over models of the mean over autoscalers of other/Flashpoint, as what is saved in
     %. Large ratios dominate it; `mean_of_percents` gives every model the same weight."""
