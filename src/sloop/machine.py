@@ -16,7 +16,7 @@ from math import ceil, floor, inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sloop.units import GIB
+from sloop.units import GIB, WIDE_ROUNDING
 
 PERIOD_US: Final = 10_000
 """The period of CPU quotas. A short one matters: with the kernel's default of 100 ms, forward passes shorter than that
@@ -76,7 +76,7 @@ def capacity(proc: Path | None = None) -> Capacity:
 
 
 def _thousandths(cores: float) -> float:
-    return max(CORES_LEAST, floor(cores * 1000 + 1e-6) / 1000)
+    return max(CORES_LEAST, floor(cores * 1000 + WIDE_ROUNDING) / 1000)
 
 
 def _hardware_bytes() -> int | None:
@@ -189,7 +189,7 @@ def hardware_name() -> str:
 def quota(cores: float) -> tuple[int, int]:
     """The CPU time that a process with so many cores has in each period, and the period, both in microseconds. It is
     rounded down: version 1 refuses a group more than the groups above it have."""
-    time_us = floor(cores * PERIOD_US + 1e-6)
+    time_us = floor(cores * PERIOD_US + WIDE_ROUNDING)
     if time_us >= QUOTA_US_MIN:
         return time_us, PERIOD_US
     return QUOTA_US_MIN, min(1_000_000, ceil(QUOTA_US_MIN / cores))

@@ -3,8 +3,7 @@
 Inside sloop every instant and duration is an integer number of nanoseconds: float seconds are less precise after an
 hour than at the start, so the same events could give other decisions. Floats are for people and files. Names end in
 their unit: `_ns`, `_ms`, `_s`, `_cores`, `_bytes`, `_rps`. Every comparison of rates, cores, shares or durations in
-milliseconds uses `ROUNDING` or a function below; a module that needs another tolerance gives the reason next to its
-constant.
+milliseconds uses `ROUNDING`, a function below or, where that is too narrow, `WIDE_ROUNDING`.
 """
 
 import math
@@ -51,6 +50,10 @@ Cores, shares, requests per second and milliseconds lie between 1e-3 and 1e5 her
 off by about 1e-11, and nobody gives one of them with more than six decimals: 1e-9 lies between the two. `math.isclose`
 has the same number as its relative default; an absolute tolerance also works near 0, as for the last free cores.
 """
+WIDE_ROUNDING: Final = 1e-6
+"""The same where errors are larger: shares of a deadline in slots and times along a path, which reach 1e5 ms; cores as
+thousandths; numbers that people write with few digits; and, relatively, what HiGHS solves, which keeps rows with this
+tolerance."""
 
 
 def at_least(value: float, bound: float) -> bool:

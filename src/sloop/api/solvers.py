@@ -15,7 +15,6 @@ from sloop.solvers.bodies import (
 from sloop.solvers.budget import (
     CUTS_MAX,
     NODES_MAX,
-    SHARE_ROUNDING,
     BudgetRule,
     IndexedPath,
     PathMatrix,
@@ -62,7 +61,6 @@ __all__ = [
     "CONTENTS_MAX",
     "CUTS_MAX",
     "NODES_MAX",
-    "SHARE_ROUNDING",
     "WHOLE_DEVICE",
     "BatchOption",
     "BudgetRule",

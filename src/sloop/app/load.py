@@ -24,7 +24,7 @@ from sloop.app.application import (
 from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, read_name, read_yaml
 from sloop.app.hardware import local, read_cluster
 from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
-from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_output_sources, read_paths, read_slowdown, read_stages
+from sloop.app.stages import SLO_MS_MAX, read_output_sources, read_paths, read_slowdown, read_stages
 from sloop.app.triton import CONFIG, read_repository
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
@@ -32,6 +32,7 @@ from sloop.profile.model import is_model
 from sloop.profile.profile import Profile
 from sloop.profile.published import PUBLISHED
 from sloop.text import counted, listed, number
+from sloop.units import WIDE_ROUNDING
 from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
@@ -623,7 +624,7 @@ def _shares(value: Value, stages: Sequence[Stage]) -> dict[str, float]:
         for when in named[name].when:
             shares = declared.setdefault((when.of, when.output), {})
             shares[when.values if when.output else name] = share
-            if sum(shares.values()) > 1.0 + SHARE_SLACK:
+            if sum(shares.values()) > 1.0 + WIDE_ROUNDING:
                 what = f"the shares of the branches after {when.of!r} sum to more than 1"
                 values[name].fail(what, "branches on one output exclude each other")
     return found

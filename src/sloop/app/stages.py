@@ -34,7 +34,7 @@ from sloop.profile.profile import (
 )
 from sloop.profile.published import PUBLISHED
 from sloop.text import listed
-from sloop.units import ROUNDING, ms
+from sloop.units import ROUNDING, WIDE_ROUNDING, ms
 from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry", "inputs")
@@ -43,8 +43,6 @@ VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows",
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
 SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
-SHARE_SLACK: Final = 1e-6
-"""The sum of shares may exceed 1 by this much, because people write them with few digits."""
 
 
 def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
@@ -521,7 +519,7 @@ def _check_conditions(fields: Sequence[Mapping[str, Value]], stages: Sequence[St
                     f"two shares, {first:g} and {when.share:g}, for one condition on the output of {when.of!r}",
                     "give one of them, or the same share twice",
                 )
-            if sum(shares.values()) > 1.0 + SHARE_SLACK:
+            if sum(shares.values()) > 1.0 + WIDE_ROUNDING:
                 each["when"].fail(
                     f"the shares of the branches after {when.of!r} sum to more than 1",
                     "branches on one output exclude each other; name another `output` for branches that do not",
@@ -550,7 +548,7 @@ def read_paths(value: Value, stages: Sequence[Stage], slo_ms: float) -> tuple[Pa
     has_share = ["share" in each.mapping() for each in values]
     if any(has_share) and not all(has_share):
         values[has_share.index(False)].fail("some paths have a share, this one has none", "give each path its share")
-    if sum(path.share for path in paths) > 1.0 + SHARE_SLACK:
+    if sum(path.share for path in paths) > 1.0 + WIDE_ROUNDING:
         value.fail("the shares sum to more than 1", "they are the fractions of requests that take each path")
     left_out = next((stage.name for stage in stages if not any(stage.name in path.stages for path in paths)), None)
     if left_out is not None:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from sloop.runlog.summary import Figures, RunSecond, RunSummary
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, at_least
 from sloop.workload import Trace
 
 POINTS_MAX: Final = 900
@@ -274,7 +274,7 @@ def layers_figure(
             Series("if both were spread alike", (0.0, 100.0), (0.0, 100.0)),
         ),
     )
-    half = next(x for x, y in zip(held.series[0].x, held.series[0].y, strict=True) if y >= 50 - 1e-9)
+    half = next(x for x, y in zip(held.series[0].x, held.series[0].y, strict=True) if at_least(y, 50))
     return Figure(
         name="layers",
         title=f"Compute and weights of {model}",

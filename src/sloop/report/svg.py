@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from sloop.errors import InputError, MachineError
 from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.text import number
+from sloop.units import ROUNDING, WIDE_ROUNDING, round_down, round_up
 
 PALETTE: Final = (
     "#2f7ed8",
@@ -192,12 +193,12 @@ class _Axis(NamedTuple):
             return _log_ticks(self.low, self.high)
         rough = (self.high - self.low) / max(2, round(abs(self.end - self.start) / pixels))
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - ROUNDING))
         if self.whole and step < 1:
             step = 1.0
-        decimals = next((places for places in range(12) if abs(step - round(step, places)) < 1e-6 * step), 12)
+        decimals = next((places for places in range(12) if abs(step - round(step, places)) < WIDE_ROUNDING * step), 12)
         unit, suffix = next(((unit, sign) for unit, sign in ((1e9, "G"), (1e6, "M")) if step >= unit), (1.0, ""))
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first, last = round_up(self.low / step), round_down(self.high / step)
         return [(at * step, f"{at * step / unit:,.{decimals}f}{suffix}") for at in range(first, last + 1)]
 
 
@@ -206,7 +207,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     factors = (1, 2, 3, 4, 6) if high < 12 * low else (1, 2, 5) if high < 60 * low else (1,)
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     values = [factor * 10.0**power for power in powers for factor in factors]
-    inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    inside = [value for value in values if low * (1 - ROUNDING) <= value <= high * (1 + ROUNDING)]
     return [(value, number(value)) for value in inside[:: -(-len(inside) // 6) or 1]]
 
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import MachineError
 from sloop.machine import PERIOD_US, PROC, capacity, own_group, quota, read_cores, usable_cpus
 from sloop.profile.measure import by_affinity
+from sloop.units import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Grant:
     @property
     def threads(self) -> int:
         """⌈cores⌉. More threads would wait for each other inside the quota; fewer would leave cores idle."""
-        return max(1, ceil(self.cores - 1e-9))
+        return max(1, round_up(self.cores))
 
 
 class Affinity:
@@ -62,7 +63,7 @@ class Affinity:
     def resize(self, pid: int, cores: float) -> Grant:
         """Change the number of CPUs, keeping the current ones as far as possible."""
         possible = min(cores, self.capacity_cores)
-        count = max(1, ceil(possible - 1e-9))
+        count = max(1, round_up(possible))
         mine, _ = self._held.pop(pid)
         uses = {cpu: sum(cpu in held for held, _ in self._held.values()) for cpu in self._cpus}
         chosen = set(sorted(self._cpus, key=lambda cpu: (cpu not in mine, uses[cpu], cpu))[:count])

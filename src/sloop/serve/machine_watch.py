@@ -15,7 +15,7 @@ from msgspec import structs
 from sloop.app.hardware import ANY_BYTES, LOCAL
 from sloop.machine import Capacity, capacity
 from sloop.text import counted
-from sloop.units import GIB
+from sloop.units import GIB, WIDE_ROUNDING
 from sloop.vocabulary import Node
 
 LOOK_S: Final = 1.0
@@ -37,7 +37,7 @@ def refitted(nodes: Sequence[Node], begun: Capacity, now: Capacity) -> list[Node
         if now.memory_bytes is not None and memory_bytes < ANY_BYTES:
             is_whole = node.hardware == LOCAL and memory_bytes == begun.memory_bytes
             memory_bytes = now.memory_bytes if is_whole else min(memory_bytes, now.memory_bytes)
-        left = now.cores if cores == inf else int(cores * share * 1000 + 1e-6) / 1000
+        left = now.cores if cores == inf else int(cores * share * 1000 + WIDE_ROUNDING) / 1000
         found.append(structs.replace(node, cores=max(0.001, left), memory_bytes=memory_bytes))
     return found
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.solvers import highs
+from sloop.units import WIDE_ROUNDING
 
 Ties = Literal["first", "loosest", "best"]
 """Which edge to cut if equally many segments share several: the one from the first stage, the one on the segment with
@@ -35,9 +36,6 @@ the most time, or each in turn."""
 
 CUTS_MAX: Final = 24
 """The most forests that `forests` returns. The first one is the forest of `loosest`."""
-SHARE_ROUNDING: Final = 1e-6
-"""Tolerance for shares of a deadline, which are products of floats: 389.99999… slots are 390. Wider than
-`sloop.units.ROUNDING`, because deadlines reach 1e5 ms."""
 
 
 SLOTS_TIGHTEST: Final = 1_000
@@ -57,7 +55,7 @@ class IndexedPath:
 
     def slots(self, slot_ms: float = 1.0) -> int:
         """The deadline in whole slots, rounded down."""
-        return int(self.slo_ms / slot_ms + SHARE_ROUNDING)
+        return int(self.slo_ms / slot_ms + WIDE_ROUNDING)  # 389.99999… slots are 390
 
 
 def slot_ms_of(paths: Sequence[IndexedPath], *, coarse: bool = False) -> float:

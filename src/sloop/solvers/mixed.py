@@ -24,13 +24,10 @@ from numpy.typing import NDArray
 
 from sloop.solvers import highs
 from sloop.solvers.budget import IndexedPath, StageOptions, cheapest_by_forests, slot_ms_of
-from sloop.units import ROUNDING
+from sloop.units import ROUNDING, WIDE_ROUNDING
 
 NODES_MAX: Final = 2_000
 """The most branch-and-bound nodes, as in `sloop.solvers.budget`."""
-SLACK: Final = 1e-6
-"""A rate is carried if at most this part of it is missing, and replicas fit if at most this part of a resource is
-missing: HiGHS keeps rows with this tolerance."""
 CUTS_MAX: Final = 4
 """The most ways to cut a graph whose paths meet, as in Biscale; each takes as much time to solve as a chain."""
 TIE: Final = 1e-3
@@ -64,7 +61,7 @@ class MixNodes:
         """What the nodes cost if `used` of them are, where some can be rented; 0 if replicas pay for themselves."""
         if not self.rented:
             return 0.0
-        rented = max(0, math.ceil(used - self.owned - SLACK))
+        rented = max(0, math.ceil(used - self.owned - WIDE_ROUNDING))
         return self.price * (rented + max(0.0, used - rented))
 
 
@@ -99,7 +96,7 @@ class MixStage:
 
     def carries(self, counts: Sequence[int], share: float = 1.0) -> bool:
         """Whether these numbers of replicas carry this share of the rate."""
-        return sum(counts) > 0 and self.served_rps(counts) >= share * self.rate_rps * (1 - SLACK) - ROUNDING
+        return sum(counts) > 0 and self.served_rps(counts) >= share * self.rate_rps * (1 - WIDE_ROUNDING) - ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +156,7 @@ def fits(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], pools: Seq
     if any(count > option.most for count, option in zip(chain.from_iterable(counts), options, strict=True)):
         return False
     used = _used(stages, counts, pools)
-    return all(own <= (pool.owned + pool.rented) * (1 + SLACK) for own, pool in zip(used, pools, strict=True))
+    return all(own <= (pool.owned + pool.rented) * (1 + WIDE_ROUNDING) for own, pool in zip(used, pools, strict=True))
 
 
 def cost_of(stages: Sequence[MixStage], counts: Sequence[Sequence[int]], pools: Sequence[MixNodes]) -> float:
@@ -292,12 +289,12 @@ class _OneStageSearch:
         """By pool, how many nodes the replicas take, also in part."""
         # Without a rate, one replica of any kind is enough.
         self._serves = [column.option.rate_rps if rate_rps > 0 else 1.0 for column in columns]
-        self._needed = rate_rps * (1 - SLACK) if rate_rps > 0 else 1.0
+        self._needed = rate_rps * (1 - WIDE_ROUNDING) if rate_rps > 0 else 1.0
         self._order = sorted(
             [at for at, column in enumerate(columns) if column.most > 0 and self._serves[at] > 0],
             key=lambda at: (self._least(at) / self._serves[at], -self._serves[at]),
         )
-        self._room = [(pool.owned + pool.rented) * (1 + SLACK) for pool in pools]
+        self._room = [(pool.owned + pool.rented) * (1 + WIDE_ROUNDING) for pool in pools]
         self._counts = [0] * len(columns)
         self._search(0, self._needed, 0.0)
         self.is_complete = self._steps < STEPS_MAX
@@ -327,7 +324,7 @@ class _OneStageSearch:
         option, most = column.option, min(column.most, math.ceil(left_rps / serves))
         room = self._room[option.pool]
         if option.nodes > 0 and math.isfinite(room):
-            most = min(most, math.floor(room / option.nodes + SLACK))
+            most = min(most, math.floor(room / option.nodes + WIDE_ROUNDING))
         following = self._order[place + 1] if place + 1 < len(self._order) else None
         used = self._used[option.pool]
         for count in range(most, -1, -1):

@@ -16,6 +16,7 @@ from msgspec import structs
 from sloop.api import (
     NS_PER_MS,
     NS_PER_S,
+    WIDE_ROUNDING,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -79,7 +80,7 @@ class EqualReplicasProblem:
         count = sum(choice.replicas for choice in choices)
         path = solver.tightest(choices, self.paths)
         left_ms = path.slo_ms - solver.path_ms(choices, path)
-        if left_ms > -solver.SLACK_MS:
+        if left_ms > -WIDE_ROUNDING:
             fate = f"{left_ms:.4g} of {path.slo_ms:.4g} ms left"
         else:
             fate = f"{-left_ms:.4g} ms over its {path.slo_ms:.4g} ms"

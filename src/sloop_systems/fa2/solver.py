@@ -20,10 +20,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from sloop.api import WIDE_ROUNDING
 from sloop.api.solvers import (
     CUTS_MAX,
     NODES_MAX,
-    SHARE_ROUNDING,
     BudgetRule,
     IndexedPath,
     PathMatrix,
@@ -55,8 +55,6 @@ CUTS_MIN: Final = 4
 """The number of forests that are always tried, even beyond the two limits above."""
 TURNS_MAX: Final = 8
 """The most turns that the parts of one request may take at a stage."""
-SLACK_MS: Final = 1e-6
-"""Tolerance of a path's deadline: the rounding error of sums around 1e4 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def tightest(choices: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> Inde
 
 def keeps_deadlines(choices: Sequence[Fa2Choice], paths: Sequence[IndexedPath]) -> bool:
     """Whether every path is within its deadline."""
-    return all(path_ms(choices, path) <= path.slo_ms + SLACK_MS for path in paths)
+    return all(path_ms(choices, path) <= path.slo_ms + WIDE_ROUNDING for path in paths)
 
 
 def stage_choices(stage: Fa2Stage, slo_ms: float = math.inf) -> list[Fa2Choice]:
@@ -254,7 +252,7 @@ def _options(offered: Sequence[Fa2Choice], stages: Sequence[Fa2Stage], slot_ms: 
     unit = 1 + sum(len(stage.latency_ms) for stage in stages)
     return StageOptions(
         np.array([choice.replicas * unit + choice.batch for choice in offered], dtype=np.int64),
-        np.array([math.ceil(choice.total_ms / slot_ms - SHARE_ROUNDING) for choice in offered], dtype=np.int64),
+        np.array([math.ceil(choice.total_ms / slot_ms - WIDE_ROUNDING) for choice in offered], dtype=np.int64),
     )
 
 
@@ -285,7 +283,7 @@ def inferline(stages: Sequence[Fa2Stage], paths: Sequence[IndexedPath]) -> tuple
         return tuple(chosen)
     for index, stage in enumerate(stages):
         slack_ms = matrix.stage_slack([choice.total_ms for choice in chosen])[index]
-        most_ms = chosen[index].total_ms + slack_ms + SLACK_MS
+        most_ms = chosen[index].total_ms + slack_ms + WIDE_ROUNDING
         for choice in _fewest_by_batch(stage)[1:]:
             if choice.total_ms > most_ms:
                 break

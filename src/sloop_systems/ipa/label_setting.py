@@ -24,10 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.api import ROUNDING
+from sloop.api import ROUNDING, WIDE_ROUNDING
 from sloop_systems.ipa.solver import (
-    CORES_SLACK,
-    LATENCY_SLACK_MS,
     IpaGoal,
     IpaOption,
     IpaSolution,
@@ -66,8 +64,6 @@ STALLED_MAX: Final = 4
 """Steps without a better bound before the step length is halved."""
 TIED: Final = 1e-11
 """Relative difference below which two objectives may be equal after rounding to `ipa.KEPT_DIGITS`."""
-SLACK_MS: Final = 1e-6
-"""Tolerance of the deadline of a path with remaining stages; the final check is stricter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,10 +410,10 @@ class _Search:
         self._count_work(len(labels.value) * (EXTENSION_WORK * len(stage.options) + len(arrays.limits_ms)))
         rest_ms = arrays.rest_ms[place + 1]
         # A path that ends here is not compared again, so its deadline is checked as strictly as `is_feasible` does.
-        limits_ms = arrays.limits_ms + np.where(rest_ms > 0, SLACK_MS, LATENCY_SLACK_MS) - rest_ms
+        limits_ms = arrays.limits_ms + np.where(rest_ms > 0, WIDE_ROUNDING, ROUNDING) - rest_ms
         left_ms = (limits_ms - labels.taken_ms)[:, stage.on].min(axis=1, initial=math.inf)
         last = place + 1 == len(arrays.stages)
-        slack = CORES_SLACK * (1 if last else 2)
+        slack = ROUNDING * (1 if last else 2)
         left_cores = arrays.goal.cores_max + slack - arrays.rest_cores[place + 1] - labels.cores
         parent, option = np.nonzero((stage.latency_ms <= left_ms[:, None]) & (stage.cores <= left_cores[:, None]))
         longer = arrays.extended(labels.value[parent], stage.score[option])
@@ -558,7 +554,7 @@ def _keeping_up(stages: Sequence[IpaStage], goal: IpaGoal) -> tuple[IpaOption, .
         return None
     quickest = tuple(min(own, key=lambda o: (o.latency_ms, o.cores, -o.score)) for own in every)
     cheapest = tuple(min(own, key=lambda o: (o.cores, o.latency_ms, -o.score)) for own in every)
-    cores_max = goal.cores_max + CORES_SLACK
+    cores_max = goal.cores_max + ROUNDING
     return next((own for own in (quickest, cheapest) if sum(option.cores for option in own) <= cores_max), None)
 
 

@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from sloop.api import ROUNDING
 from sloop.api.solvers import IndexedPath, fill_ms, replicas_needed
 
-LATENCY_SLACK_MS: Final = 1e-9
-"""Tolerance of a path's deadline."""
-CORES_SLACK: Final = 1e-9
-"""Tolerance of the limit on all cores."""
 KEPT_DIGITS: Final = 12
 """Objectives that agree to this many decimals are equal; `solution_key` breaks the tie."""
 
@@ -174,10 +171,10 @@ def penalty_of(option: IpaOption, goal: IpaGoal) -> float:
 
 def is_feasible(options: Sequence[IpaOption], goal: IpaGoal) -> bool:
     """Whether every path keeps its deadline, and all stages together keep the limit on cores."""
-    if sum(option.cores for option in options) > goal.cores_max + CORES_SLACK:
+    if sum(option.cores for option in options) > goal.cores_max + ROUNDING:
         return False
     return all(
-        sum(options[stage].latency_ms for stage in path.stages) <= path.slo_ms + LATENCY_SLACK_MS
+        sum(options[stage].latency_ms for stage in path.stages) <= path.slo_ms + ROUNDING
         for path in goal.deadline_paths(len(options))
     )
 

@@ -28,12 +28,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from sloop.api import CLIENTS_MAX, ROUNDING
+from sloop.api import CLIENTS_MAX, ROUNDING, WIDE_ROUNDING
 from sloop.api.devices import NO_SLOWDOWN, DeviceDemand, Interference
-
-TIE_MS: Final = 1e-6
-"""Splits whose ends differ by at most this count as equal; the one with the longer queue is taken, because it needs
-fewer workers."""
 
 ALONE: Final = DeviceDemand()
 """The demand of a model whose demand is unknown."""
@@ -134,9 +130,9 @@ def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid", *, g
     else:
         candidates = np.arange(least, most + 1)
         ends_ms = t_max_ms(model, count, candidates)
-    best = int(np.flatnonzero(ends_ms <= ends_ms.min() + TIE_MS)[-1])
-    pure = -1 if ends_ms[-1] <= ends_ms[0] + TIE_MS else 0
-    if ends_ms[best] > (1.0 - gain_min) * ends_ms[pure] + TIE_MS:
+    best = int(np.flatnonzero(ends_ms <= ends_ms.min() + WIDE_ROUNDING)[-1])
+    pure = -1 if ends_ms[-1] <= ends_ms[0] + WIDE_ROUNDING else 0
+    if ends_ms[best] > (1.0 - gain_min) * ends_ms[pure] + WIDE_ROUNDING:
         best = pure
     return DeviceSplit(int(candidates[best]), float(ends_ms[best]))
 

@@ -18,9 +18,8 @@ from sloop.profile.interference import (
     ProcessorSharing,
     ScalabilityLaw,
 )
-from sloop.units import s
+from sloop.units import WIDE_ROUNDING, s
 from sloop.vocabulary import CLIENTS_MAX
-from sloop_systems.paldia import solver as paldia
 from sloop_systems.paldia.solver import (
     DelayedTermination,
     DeviceModel,
@@ -130,12 +129,12 @@ def test_no_split_ends_earlier(model: DeviceModel, count: int) -> None:
         t = model.solo_ms * y / model.batch + model.solo_ms * slowdown
         if k <= model.together_max:
             best_ms = min(best_ms, t)
-            best = y if t <= best_ms + paldia.TIE_MS else best
-    assert found.t_max_ms == pytest.approx(best_ms, rel=1e-9, abs=2 * paldia.TIE_MS)
+            best = y if t <= best_ms + WIDE_ROUNDING else best
+    assert found.t_max_ms == pytest.approx(best_ms, rel=1e-9, abs=2 * WIDE_ROUNDING)
     [end_ms] = t_max_ms(model, count, np.array([found.queued]))
     assert end_ms == found.t_max_ms
     assert (count - found.queued) / model.batch <= model.together_max
-    assert found.queued >= best - 1 or found.t_max_ms < best_ms - paldia.TIE_MS / 2
+    assert found.queued >= best - 1 or found.t_max_ms < best_ms - WIDE_ROUNDING / 2
 
 
 @given(
@@ -164,7 +163,7 @@ def test_as_printed_queueing_never_pays(solo_ms: float, batch: int, f: float, co
 @given(models, st.integers(1, 300))
 def test_the_baselines_are_the_ends_of_the_search(model: DeviceModel, count: int) -> None:
     together, queue, hybrid = (best_split(model, count, sharing) for sharing in ("together", "queue", "hybrid"))
-    assert hybrid.t_max_ms <= min(together.t_max_ms, queue.t_max_ms) + paldia.TIE_MS
+    assert hybrid.t_max_ms <= min(together.t_max_ms, queue.t_max_ms) + WIDE_ROUNDING
     assert workers_needed(model, count, queue) == 1
     assert workers_needed(model, count, together) == min(math.ceil(count / model.batch), model.together_max)
     assert workers_needed(model, count, hybrid) == len(batches_of(count - hybrid.queued, model.batch))
@@ -268,7 +267,7 @@ def test_no_other_number_of_residents_ends_earlier(law: Interference, count: int
     assert residents <= most
     ends_ms = {each: float(rounds_ms(model, count, np.array([each]))[0]) for each in range(1, most + 1)}
     least_ms = min(ends_ms.values())
-    assert found.t_max_ms == pytest.approx(least_ms, abs=2 * paldia.TIE_MS)
+    assert found.t_max_ms == pytest.approx(least_ms, abs=2 * WIDE_ROUNDING)
     assert residents <= min(each for each, end_ms in ends_ms.items() if end_ms <= least_ms)
     if count % model.batch == 0:
         running, queued = batches_of(count - found.queued, model.batch), batches_of(found.queued, model.batch)
@@ -300,10 +299,10 @@ def test_a_split_is_made_only_for_what_it_gains(
         pure_ms = float(t_max_ms(model, count, np.array(ends)).min())
     if found.queued not in ends:
         assert found == best
-        assert found.t_max_ms <= (1 - gain_min) * pure_ms + paldia.TIE_MS
+        assert found.t_max_ms <= (1 - gain_min) * pure_ms + WIDE_ROUNDING
     elif best.queued not in ends:
         assert best.t_max_ms > (1 - gain_min) * pure_ms
-        assert found.t_max_ms == pytest.approx(pure_ms, abs=2 * paldia.TIE_MS)
+        assert found.t_max_ms == pytest.approx(pure_ms, abs=2 * WIDE_ROUNDING)
 
 
 @given(

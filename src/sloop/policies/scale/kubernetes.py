@@ -14,7 +14,7 @@ from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_range
 from sloop.policies import targets
 from sloop.text import counted, in_s
-from sloop.units import FOREVER_NS, NS_PER_S, round_up, s, to_s
+from sloop.units import FOREVER_NS, NS_PER_S, at_least, round_up, s, to_s
 from sloop.vocabulary import Life, Plan, StagePlan
 
 TOLERANCE: Final = 0.1
@@ -193,7 +193,7 @@ class Vpa(Scale):
         if abs(used / size.cores / self.target - 1.0) <= TOLERANCE:
             return size.cores, f"{seen}, {kept}"
         wanted = used / self.target
-        cores = next((c for c in choices if c >= wanted - 1e-9), choices[-1])
+        cores = next((c for c in choices if at_least(c, wanted)), choices[-1])
         return cores, f"{seen} → {counted(cores, 'core')}" if cores != size.cores else f"{seen}, {kept}"
 
 

@@ -28,7 +28,7 @@ from sloop.systems.planning.infeasibility import beyond_cluster
 from sloop.systems.planning.timing import PlanPrediction, StagePrediction
 from sloop.systems.setup import ApplicationSetup, raise_of_policy
 from sloop.text import counted, number
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, WIDE_ROUNDING
 from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
 
 ROUNDS_MAX: Final = 40
@@ -286,7 +286,7 @@ class SteadyBuckets(Sequence[Bucket]):
     def _left(self, seconds: int) -> int:
         """Arrivals in the last `seconds`: whole numbers with the rate as mean, evenly spread, the last rounded up. The
         tolerance hides the float error of ten minutes' arrivals at 1e7/s."""
-        return math.ceil(self._rate_rps * seconds - 1e-6)
+        return math.ceil(self._rate_rps * seconds - WIDE_ROUNDING)
 
     def _slacks(self, arrivals: int) -> list[int]:
         slacks_ns = self._slack_ns.get(arrivals)

@@ -14,7 +14,7 @@ from itertools import combinations, permutations, product
 from statistics import fmean
 from typing import Final
 
-from sloop.api import counted, number
+from sloop.api import ROUNDING, WIDE_ROUNDING, counted, number
 from sloop.api.devices import GPU_LIMITS, KernelLaunch
 from sloop.api.experiments import stream
 from sloop.api.solvers import WHOLE_DEVICE, BatchOption, content_needs
@@ -270,7 +270,7 @@ def estimate_rows() -> list[Row]:
             found.append(make().total_rps)
             slowest = max(slowest, (time.process_time() - begun) if "MILP" in series.name else 0.0)
         agreeing = sum(
-            abs(ours - expected) <= ESTIMATE + 1e-9 for ours, expected in zip(found, series.expected, strict=True)
+            abs(ours - expected) <= ESTIMATE + ROUNDING for ours, expected in zip(found, series.expected, strict=True)
         )
         note = f"requests/s: {', '.join(f'{value:.2f}'.removesuffix('.00') for value in found)}"
         claim = Claim("A3 estimates", f"{series.name}, cells as derived", "", "exact", None, len(found), note)
@@ -534,8 +534,8 @@ def relaxation_rows(*, quick: bool) -> list[Row]:
     for of in range(count):
         models, devices = _random_models(of)
         ours, theirs = most_goodput(models, devices, small=0.0).total_rps, usher.plan(models, devices).total_rps
-        worse += ours < theirs - 1e-6
-        more += ours > theirs + 1e-6
+        worse += ours < theirs - WIDE_ROUNDING
+        more += ours > theirs + WIDE_ROUNDING
     note = f"{count} random sets of models; in {more} the program serves more"
     claim = Claim("A8 relaxation", "sets in which Usher serves more", "", note=note, computed=True)
     return [bounded(claim, [worse], at_most=0)]

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from sloop.api import ROUNDING
 from sloop.api.experiments import stream
 from sloop.api.profiles import RESNET18_HUMAN, YOLOV5S_S
 from sloop.api.solvers import IndexedPath, Ties
@@ -118,7 +119,7 @@ def _sizes() -> list[Row]:
     for (small, rate), (large, other) in pairwise(best.items()):
         claim = Claim("E0 sizes", f"largest throughput of {small} over {large} cores", "×", note=note)
         rows.append(directed(claim, [rate / other], "smaller replicas have the higher throughput", at_least=1))
-    holds = sum(values[0] >= max(values) * (1 - 1e-9) for values in within)
+    holds = sum(values[0] >= max(values) * (1 - ROUNDING) for values in within)
     metric = "latencies at which the smallest replicas do most"
     claim = Claim("E0 sizes", metric, "of 3", note=note, computed=True)
     return [*rows, bounded(claim, [holds], at_least=3)]

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.api import STORE_MBPS
+from sloop.api import ROUNDING, STORE_MBPS
 from sloop_systems.comparison.harness import EQUAL_WITHIN, Results, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed
 from sloop_systems.flashpoint.experiments import published
@@ -490,7 +490,7 @@ def resource_rows(grid: Grid) -> list[Row]:
         result = grid.of(model, policy, trace, technique)
         apart.append(abs(result.cores / grid.of(model, policy, trace, "baseline").cores - 1))
         runs.append(result.runs)
-    equal = 100 * fmean(each <= EQUAL_WITHIN + 1e-9 for each in apart)
+    equal = 100 * fmean(each <= EQUAL_WITHIN + ROUNDING for each in apart)
     cells = len(apart)
     share = Claim(
         "E19 resources", f"cells whose replicas are within 5 % of the baseline's, of {cells}", "%", "exact", 100.0

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from sloop.api import NodeState, ms, s
+from sloop.api import ROUNDING, WIDE_ROUNDING, NodeState, ms, s
 from sloop.api import Path as StagePath
 from sloop.api.devices import BandwidthLaw, DeviceDemand
 from sloop.api.experiments import stream
@@ -150,9 +150,9 @@ def random_rows(*, quick: bool) -> list[Row]:
         model = proportional(solo_ms, batch, bandwidth, alpha)
         found = best_split(model, count)
         wanted = closed_form(batch, bandwidth, alpha, count)
-        apart += abs((count - found.queued) / batch - wanted) > 1 / batch + 1e-9
+        apart += abs((count - found.queued) / batch - wanted) > 1 / batch + ROUNDING
         running, queued = batches_of(count - found.queued, batch), batches_of(found.queued, batch)
-        above += executed_ms(model, running, queued, 0) > found.t_max_ms + 1e-6
+        above += executed_ms(model, running, queued, 0) > found.t_max_ms + WIDE_ROUNDING
     note = f"{cases} random models and counts"
     return [
         compare(_ours("vectors", what, "", 0, note), [ours])
