@@ -83,6 +83,42 @@ def test_a_declared_forecast_that_knows_the_future_gets_the_requests(scenario_fi
     )
 
 
+FORETELLING = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from sloop.api.policies import Forecast
+from sloop.systems import SYSTEMS
+
+
+@dataclass(frozen=True)
+class Foretelling(Forecast):
+    knows_future: ClassVar[bool] = True
+    counts: tuple[float, ...] = ()
+    ahead_s: int = 1
+
+    def demand_rps(self, now_ns, ingress):
+        return max(self.counts[now_ns // 10**9 :][: self.ahead_s], default=0.0)
+
+
+HPA = SYSTEMS["hpa"]
+SYSTEM = replace(HPA, name="foretelling", policies=replace(HPA.policies, forecast=Foretelling()))
+"""
+
+
+def test_a_forecast_of_ones_own_that_knows_the_future_gets_the_requests_too(scenario_file: Path) -> None:
+    (scenario_file.parent / "mine.py").write_text(FORETELLING)
+    text = re.sub(r"systems?:.*\n", "", scenario_file.read_text())
+    scenario_file.write_text(text + "system: {name: ./mine.py, forecast: {ahead_s: 3}}\n")
+    played = World.from_scenario(load_scenario(scenario_file))
+    (made,) = played.setup().applications
+    forecast: Any = made.system.policies.forecast
+    assert type(forecast).__name__ == "Foretelling"
+    assert list(forecast.counts) == list(played.clients[made.application.name].trace.counts_per_s())
+    assert forecast.ahead_s == 3
+    assert simulate(played).open == 0
+
+
 def test_what_the_scenario_declares_is_what_happens(scenario_file: Path) -> None:
     played = World.from_scenario(load_scenario(scenario_file))
     requests = [event for _, event in played.ingress() if isinstance(event, Request)]
