@@ -222,7 +222,7 @@ def test_a_range_may_stand_anywhere_in_an_annotation() -> None:
         "listed": "above 0",
         "named": "above 0",
         "calm_ms": "above 0 ms",
-        "count": "above 0",
+        "count": "at least 1",
     }
     assert written(Annotations())["calm_ms"] is None
     assert read_options(Annotations, {"doubtful": -1, "listed": [2, 3]}) == Annotations(doubtful=-1, listed=(2, 3))
@@ -237,9 +237,9 @@ def test_a_range_may_stand_anywhere_in_an_annotation() -> None:
         ("listed", (1, 0), "listed[1] must be a number above 0, not 0"),
         ("named", {"a": 0}, "named.a must be a number above 0, not 0"),
         ("calm_ns", 0, "calm_ms must be a time above 0 ms, not 0 ms"),
-        ("count", 0.5, "count must be a whole number, not 0.5"),
-        ("count", "1", "count must be a number above 0, not '1'"),
-        ("count", None, "count must be a number above 0, not empty"),
+        ("count", 1.5, "count must be a whole number, not 1.5"),
+        ("count", "1", "count must be a number of at least 1, not '1'"),
+        ("count", None, "count must be a number of at least 1, not empty"),
     ],
 )
 def test_a_range_is_checked_wherever_it_stands(key: str, value: Any, message: str) -> None:

@@ -79,7 +79,8 @@ class Range:
     @property
     def in_ms(self) -> "Range":
         """The range of a duration in milliseconds; this one is in nanoseconds."""
-        return Range(self.above / NS_PER_MS, self.least / NS_PER_MS, self.most / NS_PER_MS)
+        above, least = (0.0, -inf) if self.least == 1 else (self.above, self.least)  # people think of no single one
+        return Range(above / NS_PER_MS, least / NS_PER_MS, self.most / NS_PER_MS)
 
     def wrong(self, key: str, value: float) -> str:
         """What is wrong with a value outside the range; one whose key ends in `_ns` is given in milliseconds."""
@@ -96,7 +97,7 @@ def _is_finite(value: Any) -> bool:  # noqa: ANN401  # policies made in Python m
 
 
 ANY_NUMBER: Final = Range()
-PositiveInt = Annotated[int, Range(above=0)]
+PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]

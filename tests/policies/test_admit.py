@@ -26,7 +26,7 @@ def test_the_bound_and_the_answer(visit: Callable[..., Visit]) -> None:
 
 
 def test_refuses_a_queue_of_nothing() -> None:
-    with pytest.raises(InputError, match="queue_max must be a number above 0, not 0"):
+    with pytest.raises(InputError, match="queue_max must be a number of at least 1, not 0"):
         check_ranges(Bounded(queue_max=0))
 
 

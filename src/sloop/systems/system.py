@@ -101,9 +101,8 @@ class System:
         fields = value.mapping()
         if "share" in fields:
             what = "unknown key: how many batches run together on a device is decided by the batch policy"
-            fields["share"].fail(
-                what, "write `batch: hybrid` instead of `share: hybrid`, and leave `share: take_all` out"
-            )
+            instead = "write `batch: hybrid` instead of `share: hybrid`, and leave `share: take_all` out"
+            fields["share"].fail(what, f"{instead}; a log with it is replayed by the release that wrote it")
         policies = {verb: _declared_policy(verb, getattr(self.policies, verb), fields.get(verb)) for verb in VERBS}
         policies["scale"] = adjust(policies["scale"], value, also=VERBS)
         return replace(self, policies=Policies(**policies))

@@ -326,7 +326,7 @@ def test_quick_never_says_reproduced_of_one_run() -> None:
     assert {row.experiment for row in rows} == {"Azure"}
 
 
-WON = "loads on which it is cheaper with no fewer in time"
+WON = "traces on which it is cheaper with no fewer in time"
 
 
 def test_ours_wins_where_it_is_cheaper_with_no_fewer_in_time() -> None:

@@ -42,8 +42,8 @@ GROUPS_MS: Final = (1000, 200)
 WITH_HARBOR: Final = ("Azure-like, ResNet50", "Azure-like, BERT")
 """The loads on which `harbor` is simulated; few, because it solves an integer program at each change of the rate."""
 SEEDS: Final = 3
-LOADS_WON: Final = 3
-"""On how many loads each of our systems should be cheaper with at least as many requests in time."""
+TRACES_WON: Final = 3
+"""On how many traces each of our systems should be cheaper with at least as many requests in time."""
 
 LATE_SHOWN: Final = 0.01
 """The fewest late requests that a figure shows, in percent, because a logarithmic axis has no 0."""
@@ -121,13 +121,13 @@ def ours_wanted(*, quick: bool, kinds: Sequence[Arrivals] = ARRIVALS) -> Wanted[
 
 def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arrivals] = ARRIVALS) -> list[Row]:
     """For each of our systems, each group of PALDIA and each load: the difference in cost, and the difference in
-    requests in time; before these, the number of loads on which ours is cheaper with at least as many requests in
+    requests in time; before these, the number of traces on which ours is cheaper with at least as many requests in
     time."""
     rows, counts = list[Row](), list[Row]()
     for arrivals in kinds:
         for system in arrivals.options:
             played = [scene for scene in scenes(quick=quick) if system in own_trials(scene, arrivals)]
-            least = LOADS_WON if system == "mixed" and not quick else 1
+            least = TRACES_WON if system == "mixed" and not quick else 1
             for group_ms in rivals(played[0], arrivals):
                 what, wins = f"{arrivals.label}, {system} beside PALDIA with groups of {group_ms} ms", []
                 for scene in played:
@@ -135,10 +135,10 @@ def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arri
                     pair, is_better = _against(found, f"{scene}, {what}", own, rival)
                     rows += pair
                     wins += [scene] if is_better else []
-                loads = dict.fromkeys(win.partition(",")[0] for win in wins)
-                claim = Claim("ours", f"loads on which it is cheaper with no fewer in time, {what}", "",
+                traces = dict.fromkeys(win.partition(",")[0] for win in wins)
+                claim = Claim("ours", f"traces on which it is cheaper with no fewer in time, {what}", "",
                               note="; ".join(wins) or "none")  # fmt: skip
-                counts.append(directed(claim, [float(len(loads))], at_least=least))
+                counts.append(directed(claim, [float(len(traces))], at_least=least))
     return [*counts, *rows]
 
 
