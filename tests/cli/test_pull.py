@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from sloop.cli import main
 from sloop.cli.command import models_folder
-from sloop.serve.stores import ModelSource
-from sloop.serve.weights import ModelFolder
+from sloop.serve.weights.cache import ModelFolder
+from sloop.serve.weights.sources import ModelSource
 from tests.serve.bad_store import BadStore, Served, SigningStore
 
 pytestmark = pytest.mark.live
@@ -76,7 +76,7 @@ def test_objects_of_s3(far: Path, model: Path, monkeypatch: pytest.MonkeyPatch) 
     url = "s3://models/tiny.onnx"
     far.write_text(APPLICATION.format(url=url))
     with SigningStore() as objects:
-        objects.put("/models/tiny.onnx", model.read_bytes())
+        objects.files["/models/tiny.onnx"] = Served(model.read_bytes())
         for name, value in objects.environment(AWS_REGION="us-east-1").items():
             monkeypatch.setenv(name, value)
         result = run("pull", far)
@@ -142,7 +142,7 @@ def test_models_that_cannot_be_fetched(far: Path, store: BadStore, url: str, say
 
 def test_tokens_and_room(far: Path, store: BadStore, tmp_path: Path) -> None:
     store.files["/tiny.onnx"].token = "Bearer letmein"
-    assert "give a token for 127.0.0.1" in run("pull", far).stderr
+    assert "give a token for its host" in run("pull", far).stderr
     (tmp_path / "tokens").write_text("127.0.0.1 letmein\n")
     assert "may have 10" in run("pull", far, "--models-tokens", tmp_path / "tokens", "--models-bytes", "10").stderr
     elsewhere = tmp_path / "elsewhere"

@@ -1,7 +1,6 @@
 """A small web server that keeps model files as badly as a test wants: slow, with wrong lengths, or breaking off; and
-one that sends them only if requests are signed."""
+one that sends them only if URLs are signed."""
 
-import base64
 import hashlib
 import hmac
 import re
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Self
+from urllib.parse import parse_qsl, quote
 
 
 @dataclass
@@ -67,8 +67,8 @@ class BadStore:
         self._listener.close()
 
     def asked(self, path: str) -> list[dict[str, str]]:
-        """The headers of the requests for a path."""
-        return [headers for found, headers in self.requests if found == path]
+        """The headers of the requests for a path, with any query."""
+        return [headers for found, headers in self.requests if path in (found, found.partition("?")[0])]
 
     def _accept(self) -> None:
         while not self._ends.is_set():
@@ -88,10 +88,10 @@ class BadStore:
                 path = lines[0].split(" ")[1]
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
                 self.requests.append((path, headers))
-                file = self.files.get(path) or Served(
-                    b"nothing here", status=404, headers={"Content-Type": "text/plain"}
-                )
-                self._answer(connection, path, file, headers)
+                own = path if path in self.files else path.partition("?")[0]
+                nothing = Served(b"nothing here", status=404, headers={"Content-Type": "text/plain"})
+                headers["method"], headers["target"] = lines[0].split(" ")[0], path
+                self._answer(connection, own, self.files.get(own) or nothing, headers)
             except (OSError, IndexError):
                 return
 
@@ -122,7 +122,8 @@ class BadStore:
             )
         lines = [f"HTTP/1.1 {status} Said So", *(f"{name}: {value}" for name, value in given.items())]
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        self._send_body(connection, path, file, body)
+        if headers["method"] != "HEAD":
+            self._send_body(connection, path, file, body)
 
     def _send_body(self, connection: socket.socket, path: str, file: Served, body: bytes) -> None:
         end = file.drops.pop(0) if file.drops else len(body) + 1
@@ -160,8 +161,8 @@ class BadStore:
 
 
 class SigningStore(BadStore):
-    """An object store: refuses requests as S3 does unless they are signed by `KEY_ID`, for this region, at about this
-    time. It computes signatures on its own, from what has arrived (AWS, Signature Version 4)."""
+    """An object store: refuses requests as S3 does unless their URLs are signed by `KEY_ID`, for this region, at about
+    this time. It computes signatures on its own, from what has arrived (AWS, Signature Version 4, query parameters)."""
 
     KEY_ID, SECRET, REGION = "AKIDTEST", "a/secret+of=the test", "eu-test-1"
     MAY_BE_LATE_S = 900
@@ -178,12 +179,6 @@ class SigningStore(BadStore):
         found = {"AWS_ACCESS_KEY_ID": self.KEY_ID, "AWS_SECRET_ACCESS_KEY": self.SECRET, "AWS_REGION": self.REGION}
         return {**found, "AWS_ENDPOINT_URL": self.url, **others}
 
-    def put(self, path: str, content: bytes) -> Served:
-        """Keep an object, with its checksum."""
-        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
-        self.files[path] = found = Served(content, headers={"x-amz-checksum-sha256": digest})
-        return found
-
     def _answer(self, connection: socket.socket, path: str, file: Served, headers: Mapping[str, str]) -> None:
         code = self._refusal(path, headers)
         if not code and file.status == 404:
@@ -191,37 +186,31 @@ class SigningStore(BadStore):
         if not code:
             super()._answer(connection, path, file, headers)
             return
-        status = {"NoSuchKey": 404, "AuthorizationHeaderMalformed": 400, "InvalidToken": 400}.get(code, 403)
+        status = {"NoSuchKey": 404, "AuthorizationQueryParametersError": 400, "InvalidToken": 400}.get(code, 403)
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Region>{self.REGION}</Region></Error>".encode()
         head = f"HTTP/1.1 {status} No\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
 
     def _refusal(self, path: str, headers: Mapping[str, str]) -> str:
         """The code of the error; empty if the request is right."""
-        given = re.fullmatch(
-            r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, SignedHeaders=([a-z0-9;-]+), "
-            r"Signature=([0-9a-f]{64})",
-            headers.get("authorization", ""),
-        )
-        if given is None:
+        given = dict(parse_qsl(headers["target"].partition("?")[2]))
+        if "X-Amz-Signature" not in given:
             return "" if path in self.public else "AccessDenied"
-        key_id, day, region, names, signature = given.groups()
-        stamp, signed = headers["x-amz-date"], names.split(";")
+        signature, stamp = given.pop("X-Amz-Signature"), given["X-Amz-Date"]
+        key_id, day, region, *_ = given["X-Amz-Credential"].split("/")
         sent = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         late_s = abs((datetime.now(UTC) - sent).total_seconds())
-        unsigned = {name for name in headers if name.startswith("x-amz-")} | {"host"}
         wrong = {
             "InvalidAccessKeyId": key_id != self.KEY_ID,
-            "AuthorizationHeaderMalformed": region != self.REGION,
+            "AuthorizationQueryParametersError": region != self.REGION,
             "RequestTimeTooSkewed": late_s > self.MAY_BE_LATE_S or not stamp.startswith(day),
-            "InvalidToken": headers.get("x-amz-security-token", "") != self.token,
-            "AccessDenied": bool(unsigned - set(signed)),
+            "InvalidToken": given.get("X-Amz-Security-Token", "") != self.token,
+            "AccessDenied": any(name.startswith("x-amz-") for name in headers),  # they would have to be signed too
         }
         if code := next((code for code, is_wrong in wrong.items() if is_wrong), ""):
             return code
-        place, _, query = path.partition("?")
-        lines = ["GET", place, query, *(f"{name}:{headers[name].strip()}" for name in signed), "", names]
-        request = "\n".join([*lines, headers["x-amz-content-sha256"]])
+        query = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(given.items()))
+        request = "\n".join(["GET", path, query, f"host:{headers['host']}", "", "host", "UNSIGNED-PAYLOAD"])
         key = ("AWS4" + self.SECRET).encode()
         for part in (day, region, "s3", "aws4_request"):
             key = hmac.new(key, part.encode(), hashlib.sha256).digest()

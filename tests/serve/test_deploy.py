@@ -41,8 +41,8 @@ from sloop.serve.control import (
 from sloop.serve.deploy import ENDED_KEPT, Deployer, ModelRepository, check_weights, servables_of
 from sloop.serve.edge.service import Keys
 from sloop.serve.server import check_repository
-from sloop.serve.stores import ModelSource
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.sources import ModelSource
 from sloop.systems.setup import set_up, weights_of
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp

@@ -50,10 +50,10 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.messages import CutBlock, PassedBatch, Run
 from sloop.serve.network import BlockClient, BlockLost
-from sloop.serve.peers import KnownFile
 from sloop.serve.protocols import CutModel, Servable
-from sloop.serve.stores import Patience
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.peers import KnownFile
+from sloop.serve.weights.sources import Patience
 from sloop.shared_memory import Address, Arenas
 from sloop.tensor import Tensor
 from sloop.vocabulary import (

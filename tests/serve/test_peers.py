@@ -5,25 +5,23 @@ import contextlib
 import hashlib
 import os
 import random
-import socket
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
+import uvloop
 
 from sloop.errors import MachineError
-from sloop.serve import peers as module
-from sloop.serve import weights
-from sloop.serve.messages import encode
-from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, connect
-from sloop.serve.peers import FileRange, FileServer, PeerStore
-from sloop.serve.stores import ModelSource, Patience, Store
-from sloop.serve.transport import HEADER, Frame, FrameKind, pack_head, unpack_head
-from sloop.serve.weights import WeightsCache
+from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, joined
+from sloop.serve.weights import cache as weights
+from sloop.serve.weights import peers as module
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.peers import FileServer, PeerStore
+from sloop.serve.weights.sources import ModelSource, Patience, Store
 from tests.serve.bad_store import BadStore, Served
 from tests.serve.test_network import certificates, tls_of
 from tests.serve.test_weights import put, split_model
@@ -31,7 +29,7 @@ from tests.serve.test_weights import put, split_model
 __all__ = ["certificates"]  # a fixture
 
 pytestmark = pytest.mark.live
-CONTENT = random.Random(5).randbytes(3 * module.RANGE_BYTES * module.AHEAD + 12_345)
+CONTENT = random.Random(5).randbytes(24 * module.CHUNK_BYTES + 12_345)
 HALF = len(CONTENT) // 2
 TOKEN = b"0123456789abcdef0123"
 HERE = "127.0.0.1"
@@ -54,12 +52,12 @@ class Machine:
         return self
 
     async def fetch(self, text: str, peers: Sequence["Machine | Endpoint"] = ()) -> Path:
-        source, loop = ModelSource.of(text), asyncio.get_running_loop()
+        source = ModelSource.of(text)
         endpoints = [each.endpoint if isinstance(each, Machine) else each for each in peers]
 
         def nearer(store: Store) -> Store:
             context = None if self.tls is None else self.tls.client_context()
-            return PeerStore(source, store, endpoints, token=TOKEN, context=context, loop=loop)
+            return PeerStore(source, store, endpoints, token=TOKEN, context=context)
 
         return await self.cache.fetch(source, nearer=nearer)
 
@@ -84,17 +82,16 @@ def store() -> Iterator[BadStore]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[FileRange]:
-    """All requests that any machine has got."""
-    found: list[FileRange] = []
-    before = module.FileRequests._found
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From where on any machine was asked for a file that it has."""
+    found: list[int] = []
+    before = FileServer._send
 
-    def noted(self: module.FileRequests, part: FileRange) -> bytes | None:
-        if not found or found[-1] != part:
-            found.append(part)
-        return before(self, part)
+    async def noted(self: FileServer, writer: asyncio.StreamWriter, fd: int, at: int, end: int) -> bool:
+        found.append(at)
+        return await before(self, writer, fd, at, end)
 
-    monkeypatch.setattr(module.FileRequests, "_found", noted)
+    monkeypatch.setattr(FileServer, "_send", noted)
     return found
 
 
@@ -112,7 +109,7 @@ def play(tmp_path: Path, scene: Callable[[Make], Awaitable[None]]) -> None:
             for each in machines:
                 await each.close()
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -140,7 +137,7 @@ def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
         fetching.append(asyncio.create_task(second.fetch(url, [first])))
         await until(lambda: part_bytes(second) > 0)
         fetching.append(asyncio.create_task(third.fetch(url, [second, first])))
-        await until(lambda: part_bytes(third) > HALF - 2 * module.RANGE_BYTES)
+        await until(lambda: part_bytes(third) > HALF - 2 * module.CHUNK_BYTES)
         hold.set()
         for path in await asyncio.gather(*fetching):
             assert path.read_bytes() == CONTENT
@@ -149,17 +146,21 @@ def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
     assert store.sent_bytes["/big.bin"] < len(CONTENT) + 100, "besides, it was asked for the version"
 
 
+HEAD = b"HTTP/1.1 200 OK\r\nETag: %s\r\nContent-Length: %d\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (pack_head(FrameKind.BLOCK, 2, 7, 100) + bytes(100), "100 B from 7 on instead of those from 0 on"),
-        (pack_head(FrameKind.BLOCK, 2, 0, 1 << 30) + bytes(100), "from 0 on instead of"),
-        (pack_head(FrameKind.BLOCK, 3, 0, 100) + bytes(100), "a BLOCK frame that nobody has asked for"),
-        (pack_head(FrameKind.DONE, 2, 0, 0), "a DONE frame that nobody has asked for"),
-        (b"nonsense" * 9, "a frame begins with"),
-        (pack_head(FrameKind.ALIVE, 0, 0, 0) + pack_head(FrameKind.BLOCK, 2, -1, 3) + b"no!", "a peer says: no!"),
-        (pack_head(FrameKind.BLOCK, 2, 0, 100) + bytes(50), "a peer has gone"),
-        (None, "a peer has been silent"),
+        (b"nonsense" * 9 + b"\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: ", "a peer has another version"),
+        (b"", "closed the connection before the end"),
+        (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "is not on this peer"),
+        (HEAD % (b'"another"', 10) + bytes(10), "a peer has another version"),
+        (HEAD % (b"VERSION", 10**12) + bytes(50), "by the length that a peer says"),
+        (HEAD % (b"VERSION", len(CONTENT)) + CONTENT[:50], "the connection ended after 50 of"),
+        (HEAD % (b"VERSION", 100) + bytes(200), "more than the 100 bytes that it announces"),
+        (None, "no byte has come for 0.2 s"),
     ],
 )
 def test_a_peer_that_sends_nonsense_or_nothing_is_left(
@@ -171,40 +172,24 @@ def test_a_peer_that_sends_nonsense_or_nothing_is_left(
     told: str,
 ) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.2)
-    is_over = threading.Event()
-
-    def send(sock: socket.socket, *_: object) -> None:
-        if answer is None:
-            is_over.wait(20)
-        else:
-            sock.sendall(answer)
-
-    monkeypatch.setattr(module, "send_chunks", send)
     caplog.set_level("INFO", "sloop")
+    version = module._tag(store.files["/big.bin"].version).encode()
+
+    async def lie(self: FileServer, writer: asyncio.StreamWriter, head: str) -> bool:
+        if answer is None:
+            await asyncio.sleep(20)
+        else:
+            writer.write(answer.replace(b"VERSION", version))
+        return True
+
+    monkeypatch.setattr(FileServer, "_answer", lie)
 
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
-        await first.fetch(f"{store.url}/big.bin")
         assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT
-        is_over.set()
 
     play(tmp_path, scene)
-    assert told in caplog.text
-
-
-def test_a_file_that_grows_no_more_is_said_to_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STALLED_S", 0.1)
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    (tmp_path / "half").write_bytes(bytes(10))
-    ours, theirs = socket.socketpair()
-    with ours, theirs, (tmp_path / "half").open("rb") as file:
-        module.send_chunks(ours, 5, file.fileno(), FileRange("key", "half", "v", 4, 100, in_chunks=True))
-        ours.close()
-        sent = b"".join(iter(lambda: theirs.recv(1000), b""))
-    first, beat = unpack_head(sent), unpack_head(sent[HEADER.size + 6 :])
-    assert (first.kind, first.subject, first.value, first.payload_bytes) == (FrameKind.BLOCK, 5, 4, 6)
-    assert beat.kind is FrameKind.ALIVE
-    assert sent.endswith(b"it has not grown beyond 10 B for 0.1 s")
+    assert re.search(told, caplog.text), caplog.text
 
 
 def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp_path: Path) -> None:
@@ -228,7 +213,7 @@ def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp
 
 @pytest.mark.parametrize("is_middle_asked", [True, False])
 def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
-    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[FileRange]
+    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[int]
 ) -> None:
     async def scene(make: Make) -> None:
         first, middle, last = [await make() for _ in range(3)]
@@ -239,37 +224,34 @@ def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
         fetching.append(asyncio.create_task(middle.fetch(url, [first])))
         await until(lambda: part_bytes(middle) > 0)
         ended = asyncio.create_task(last.fetch(url, [middle, first] if is_middle_asked else [middle]))
-        await until(lambda: part_bytes(last) > HALF - 2 * module.RANGE_BYTES)
+        await until(lambda: part_bytes(last) > HALF - 2 * module.CHUNK_BYTES)
         here = part_bytes(last)
         asked.clear()
         await middle.die()
         hold.set()
         assert (await ended).read_bytes() == CONTENT
         assert [path.read_bytes() == CONTENT for path in await asyncio.gather(*fetching)] == [True, True]
-        again = [each for each in asked if each.size and each.start < here - module.RANGE_BYTES]
-        assert not again, "what had come was asked for again"
+        assert min(asked, default=here) >= here - module.CHUNK_BYTES, "what had come was asked for again"
         if not is_middle_asked:
             ranges = [int(each["range"][6:-1]) for each in store.asked("/big.bin") if each.get("range", "")[-1:] == "-"]
             assert ranges, "the store went on"
-            assert min(ranges) >= here - module.RANGE_BYTES
+            assert min(ranges) >= here - module.CHUNK_BYTES
 
     play(tmp_path, scene)
 
 
-def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path, asked: list[FileRange]) -> None:
+def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path) -> None:
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
         await first.fetch(f"{store.url}/big.bin")
         store.files["/big.bin"] = Served(CONTENT[::-1])
-        assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT[::-1]
-        assert not [each for each in asked if each.size]
+        path = await second.fetch(f"{store.url}/big.bin", [first])
+        assert path.read_bytes() == CONTENT[::-1]
 
     play(tmp_path, scene)
 
 
-def test_a_damaged_copy_is_noticed_and_the_store_is_read(
-    store: BadStore, tmp_path: Path, asked: list[FileRange]
-) -> None:
+def test_a_damaged_copy_is_noticed_and_the_store_is_read(store: BadStore, tmp_path: Path, asked: list[int]) -> None:
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
         text = f"{store.url}/big.bin#sha256={hashlib.sha256(CONTENT).hexdigest()}"
@@ -278,7 +260,7 @@ def test_a_damaged_copy_is_noticed_and_the_store_is_read(
             file.seek(HALF)
             file.write(b"damaged!")
         assert (await second.fetch(text, [first])).read_bytes() == CONTENT
-        assert [each for each in asked if each.size], "the copy was read first"
+        assert asked == [0], "the copy was read first"
 
     play(tmp_path, scene)
 
@@ -347,26 +329,6 @@ def test_a_file_that_is_completed_while_it_is_looked_for_is_found(
     play(tmp_path, scene)
 
 
-def test_a_peer_that_says_a_wrong_length_is_left(
-    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if the cache would not have room for so much."""
-    known = module.known_file
-
-    def lie(*given: Any) -> Any:  # arguments and result of `known_file`
-        found = known(*given)
-        return found and (found[0], msgspec.structs.replace(found[1], size_bytes=10**12))
-
-    monkeypatch.setattr(module, "known_file", lie)
-
-    async def scene(make: Make) -> None:
-        first, second = await make(), await make()
-        await first.fetch(f"{store.url}/big.bin")
-        assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT
-
-    play(tmp_path, scene)
-
-
 def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> None:
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
@@ -411,38 +373,25 @@ def test_a_peer_whose_own_transfer_stands_still_is_left(
 @pytest.mark.parametrize(
     "request_",
     [
-        FileRange("0" * 16, "big.bin", "v", 0, 100),
-        FileRange("0" * 16, "../../etc/passwd"),
-        FileRange("../" * 5, "passwd", "v", 0, 10),
+        b"GET /%s/big.bin HTTP/1.1\r\n\r\n" % (b"0" * 16),
+        b"GET /%s/..%%2F..%%2Fetc%%2Fpasswd HTTP/1.1\r\n\r\n" % (b"0" * 16),
+        b"GET /../../etc/passwd HTTP/1.1\r\n\r\n",
+        b"PUT /%s/big.bin HTTP/1.1\r\n\r\n" % (b"0" * 16),
+        b"nonsense\r\n\r\n",
+        b"x" * 100_000,
     ],
 )
-def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: FileRange) -> None:
+def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: bytes) -> None:
+    def ask(peer: Endpoint) -> bytes:
+        with joined(peer, TOKEN, Purpose.WEIGHTS, None) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(request_)
+            return b"".join(iter(lambda: sock.recv(1000), b""))
+        return b""
+
     async def scene(make: Make) -> None:
         machine = await make()
-        link = await connect(machine.endpoint, TOKEN, Purpose.WEIGHTS)
-        came: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        link.attach(came.set_result, lambda _: None)
-        link.send(FrameKind.FETCH, 7, payload=[encode(request_)])
-        frame = await came
-        assert (frame.kind, frame.subject, frame.value) == (FrameKind.BLOCK, 7, -1)
-        assert b"not here" in bytes(frame.payload)
-        link.close()
-
-    play(tmp_path, scene)
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [b"nonsense", encode(FileRange("a", "b", "v", 0, module.RANGE_BYTES + 1)), encode(FileRange("a", "b", "v", -1, 5))],
-)
-def test_what_is_no_request_ends_the_connection(tmp_path: Path, payload: bytes) -> None:
-    async def scene(make: Make) -> None:
-        machine = await make()
-        link = await connect(machine.endpoint, TOKEN, Purpose.WEIGHTS)
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        link.attach(lambda _: None, ended.set_result)
-        link.send(FrameKind.FETCH, 1, payload=[payload])
-        await ended
+        answer = await asyncio.to_thread(ask, machine.endpoint)
+        assert answer.startswith(b"HTTP/1.1 404 ") or (not answer and len(request_) > module.HEAD_BYTES_MAX)
 
     play(tmp_path, scene)
 
@@ -450,8 +399,8 @@ def test_what_is_no_request_ends_the_connection(tmp_path: Path, payload: bytes) 
 def test_strangers_are_sent_nothing(store: BadStore, tmp_path: Path) -> None:
     async def scene(make: Make) -> None:
         machine = await make()
-        with pytest.raises(MachineError, match="token"):
-            await connect(machine.endpoint, b"another token, as long", Purpose.WEIGHTS)
+        with pytest.raises(MachineError, match="closed"):
+            await asyncio.to_thread(joined, machine.endpoint, b"another token, as long", Purpose.WEIGHTS, None)
 
     play(tmp_path, scene)
 

@@ -28,14 +28,14 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.serve import agent as module
-from sloop.serve import peers
 from sloop.serve.agent import Agent
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.peers import FileRange
 from sloop.serve.protocols import Servable
-from sloop.serve.stores import Patience
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights import peers
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.peers import FileServer
+from sloop.serve.weights.sources import Patience
 from sloop.shared_memory import Arenas
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.serve.bad_store import BadStore, Served
@@ -176,17 +176,16 @@ def play(folder: Path, url: str, scene: Scene) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[FileRange]:
-    """The parts of files that any agent was asked for."""
-    found: list[FileRange] = []
-    before = peers.FileRequests._found
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From where on any agent was asked for a file that it has."""
+    found: list[int] = []
+    before = FileServer._send
 
-    def noted(self: peers.FileRequests, part: FileRange) -> bytes | None:
-        if part.size and part not in found:
-            found.append(part)
-        return before(self, part)
+    async def noted(self: FileServer, writer: asyncio.StreamWriter, fd: int, at: int, end: int) -> bool:
+        found.append(at)
+        return await before(self, writer, fd, at, end)
 
-    monkeypatch.setattr(peers.FileRequests, "_found", noted)
+    monkeypatch.setattr(FileServer, "_send", noted)
     return found
 
 
@@ -199,7 +198,7 @@ def test_a_chain_passes_on_what_it_receives_and_its_nodes_say_so(store: BadStore
         store.files["/model.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
         transfer = rig.send(STORE, ONE, TWO, THREE)
         rig.start(7, TWO, transfer)
-        await until(lambda: rig.part_bytes(THREE) > HALF - 2 * peers.READ_BYTES)
+        await until(lambda: rig.part_bytes(THREE) > HALF - 2 * peers.CHUNK_BYTES)
         assert not rig.said(Transferred, WorkerReady), "half of it has come"
         hold.set()
         await rig.over(ONE, TWO, THREE)
@@ -227,13 +226,13 @@ def test_weights_come_from_a_node_that_has_them(store: BadStore, tmp_path: Path)
 
 
 def test_when_a_receiver_dies_those_behind_it_go_on_at_the_byte_where_they_stand(
-    store: BadStore, tmp_path: Path, asked: list[FileRange]
+    store: BadStore, tmp_path: Path, asked: list[int]
 ) -> None:
     async def scene(rig: Rig) -> None:
         await rig.join(ONE, TWO, THREE)
         store.files["/model.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
         rig.send(STORE, ONE, TWO, THREE)
-        await until(lambda: rig.part_bytes(THREE) > HALF - 2 * peers.READ_BYTES)
+        await until(lambda: rig.part_bytes(THREE) > HALF - 2 * peers.CHUNK_BYTES)
         here = rig.part_bytes(THREE)
         asked.clear()
         await rig.die(TWO)
@@ -241,7 +240,7 @@ def test_when_a_receiver_dies_those_behind_it_go_on_at_the_byte_where_they_stand
         hold.set()
         await rig.over(ONE, THREE)
         assert rig.is_whole(ONE, THREE)
-        assert min(part.start for part in asked) >= here, "nothing comes twice"
+        assert min(asked) >= here, "nothing comes twice"
         assert not rig.said(TransferFailed), "the core hears of the loss of the node"
 
     play(tmp_path, with_checksum(store.url), scene)
@@ -256,7 +255,7 @@ def test_when_the_source_dies_the_store_goes_on(store: BadStore, tmp_path: Path)
         store.files["/model.bin"] = Served(CONTENT, hold=threading.Event())
         rig.send(STORE, ONE)
         rig.send(ONE, TWO)
-        await until(lambda: rig.part_bytes(TWO) > HALF - 2 * peers.READ_BYTES)
+        await until(lambda: rig.part_bytes(TWO) > HALF - 2 * peers.CHUNK_BYTES)
         here = rig.part_bytes(TWO)
         store.files["/model.bin"] = Served(CONTENT)
         await rig.die(ONE)
@@ -267,7 +266,7 @@ def test_when_the_source_dies_the_store_goes_on(store: BadStore, tmp_path: Path)
     play(tmp_path, with_checksum(store.url), scene)
 
 
-def test_a_copy_that_differs_is_not_taken(store: BadStore, tmp_path: Path, asked: list[FileRange]) -> None:
+def test_a_copy_that_differs_is_not_taken(store: BadStore, tmp_path: Path, asked: list[int]) -> None:
     async def scene(rig: Rig) -> None:
         await rig.join(ONE, TWO)
         rig.send(STORE, ONE)
@@ -380,7 +379,7 @@ def test_what_nobody_needs_any_more_is_deleted_and_the_chain_goes_on(store: BadS
         transfer = rig.send(STORE, ONE, TWO, THREE, is_kept=False)
         rig.start(1, ONE, transfer)
         rig.start(3, THREE, transfer)
-        await until(lambda: sum(file.stat().st_size for file in rig.files(THREE)) > HALF - 2 * peers.READ_BYTES)
+        await until(lambda: sum(file.stat().st_size for file in rig.files(THREE)) > HALF - 2 * peers.CHUNK_BYTES)
         rig.backend.cancel_transfer(CancelTransfer(transfer, TWO))
         await until(lambda: not rig.files(TWO))
         hold.set()

@@ -30,14 +30,13 @@ from sloop.actions import StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
-from sloop.serve import weights
 from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, WorkerOrder
 from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
-from sloop.serve.stores import FolderStore, ModelSource, Patience, S3Store, StoredFile, StoreError, Watch
-from sloop.serve.weights import (
+from sloop.serve.weights import cache as weights
+from sloop.serve.weights.cache import (
     FILES,
     CachedModel,
     EntryRecord,
@@ -47,9 +46,10 @@ from sloop.serve.weights import (
     WeightsCache,
     source_of,
 )
+from sloop.serve.weights.sources import FolderStore, ModelSource, Patience, StoredFile, StoreError, Watch
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
-from tests.serve.bad_store import BadStore, Served, SigningStore
+from tests.serve.bad_store import BadStore, Served
 from tests.serve.rig import wirings_of
 
 pytestmark = pytest.mark.live
@@ -371,21 +371,6 @@ def test_resumed_parts_that_do_not_fit_together(store: BadStore, folder: Path) -
     refused(folder, url)
     store.files["/m.bin"] = Served(OTHER, etag='"same"')
     assert fetched(folder, url).read_bytes() == OTHER
-
-
-def test_objects_are_resumed_and_compared_with_the_checksum_of_their_store(folder: Path) -> None:
-    with SigningStore() as objects:
-        stores = {"s3": S3Store(environment=objects.environment())}
-        served = objects.put("/models/m.bin", CONTENT)
-        served.drops = [100_000]
-        assert fetched(folder, "s3://models/m.bin", stores=stores).read_bytes() == CONTENT
-        assert [headers.get("range") for headers in objects.asked("/models/m.bin")] == [None, "bytes=100000-"]
-        fetched(folder, "s3://models/m.bin", stores=stores)
-        assert objects.sent_bytes["/models/m.bin"] == len(CONTENT)
-        for drops, etag in (([], '"other"'), ([100_000], '"third"')):  # the object is damaged, or its second half
-            served.content, served.etag, served.drops = CONTENT[:100_000] + OTHER[100_000:], etag, drops
-            error = refused(folder.with_name(f"cache-{len(drops)}"), "s3://models/m.bin", stores=stores)
-            assert f"its SHA-256 is not {sum_of(CONTENT)}, as the store says" in str(error)
 
 
 def test_a_length_that_changes_within_a_version(store: BadStore, folder: Path) -> None:
@@ -852,8 +837,8 @@ def test_what_broke_off_goes_first(store: BadStore, folder: Path) -> None:
 CHILD = """
 import asyncio, sys, time
 from pathlib import Path
-from sloop.serve.stores import ModelSource
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights.sources import ModelSource
+from sloop.serve.weights.cache import WeightsCache
 
 async def main():
     cache = WeightsCache(Path(sys.argv[1]), 600_000)

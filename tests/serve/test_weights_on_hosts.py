@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from sloop.serve.network import NodeListener
-from sloop.serve.peers import FileServer, PeerStore
-from sloop.serve.stores import ModelSource, Store
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.peers import FileServer, PeerStore
+from sloop.serve.weights.sources import ModelSource, Store
 from tests.hosts import Host, Hosts, Process
 from tests.serve.fleet import MODEL, Fleet, tell, until
 
@@ -64,12 +64,12 @@ class Handler(BaseHTTPRequestHandler):
 
 async def receive(url: str, folder: str, host: str, begin_s: float, peers: Sequence[str]) -> None:
     """Fetch the file at a given time, say how long that took, and send it to others until the end of stdin."""
-    cache, source, loop = WeightsCache(Path(folder), 10**9), ModelSource.of(url), asyncio.get_running_loop()
+    cache, source = WeightsCache(Path(folder), 10**9), ModelSource.of(url)
     server = FileServer(lambda: [cache])
     await NodeListener.listen((host, PORT), TOKEN, server.accept)
 
     def nearer(store: Store) -> Store:
-        return PeerStore(source, store, [(each, PORT) for each in peers], token=TOKEN, context=None, loop=loop)
+        return PeerStore(source, store, [(each, PORT) for each in peers], token=TOKEN, context=None)
 
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -78,7 +78,7 @@ async def receive(url: str, folder: str, host: str, begin_s: float, peers: Seque
     took_s = time.time() - begin_s
     sys.stdout.write(json.dumps({"seconds": took_s, "sum": hashlib.sha256(path.read_bytes()).hexdigest()}) + "\n")
     sys.stdout.flush()
-    await loop.run_in_executor(None, sys.stdin.read)
+    await asyncio.to_thread(sys.stdin.read)
 
 
 @pytest.fixture(scope="module")

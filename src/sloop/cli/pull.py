@@ -21,8 +21,9 @@ from sloop.cli.command import (
 from sloop.errors import SloopError
 from sloop.options import Value
 from sloop.profile.model import is_model, is_python
-from sloop.serve.stores import HttpStore, ModelSource
-from sloop.serve.weights import MODELS_BYTES, MODELS_VARIABLE, WeightsCache
+from sloop.serve.weights.cache import MODELS_BYTES, MODELS_VARIABLE, WeightsCache
+from sloop.serve.weights.sources import ModelSource
+from sloop.serve.weights.web import WebStore
 from sloop.text import counted
 
 EXAMPLE = """
@@ -32,8 +33,8 @@ sloop pull app.yaml --models-tokens /etc/sloop/tokens
 sloop pull s3://bucket/models/resnet.onnx
 """
 NOTES = """With #sha256=HEX at the end of a URL, or a file `NAME.onnx.sha256` beside the model, the content is verified.
-The files of weights of an ONNX model are fetched with it. Requests do not go through a proxy. For s3: URLs, the
-variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL say who asks, and where."""
+The files of weights of an ONNX model are fetched with it. Requests do not go through a proxy. URLs with
+s3:, gs: and az: need `pip install obstore`; credentials are those of the environment, or of this machine's role."""
 
 
 def models_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +70,7 @@ def cache_of(given: Mapping[str, Any]) -> Callable[[], WeightsCache]:
     """What makes the cache of `models_options`; its folder is made with it."""
 
     def make() -> WeightsCache:
-        web = HttpStore(token_file=given["models_tokens"])
+        web = WebStore(token_file=given["models_tokens"])
         folder = models_folder(given["models_cache"])
         return WeightsCache(folder, given["models_bytes"], stores={"http": web, "https": web})
 

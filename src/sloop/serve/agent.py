@@ -9,8 +9,9 @@ Tensors of small requests travel within the orders. Large blocks stay where they
 agent fetches those that it reads from the agents of other machines into shared memory of its own, and it sends blocks
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
-The agent fetches models from stores and from other agents (`sloop.serve.peers`) into a cache of this machine. It does
-so when a replica starts that needs one, or when the deciding process orders a transfer, for which replicas then wait.
+The agent fetches models from stores and from other agents (`sloop.serve.weights.peers`) into a cache of this machine.
+It does so when a replica starts that needs one, or when the deciding process orders a transfer, for which replicas then
+wait.
 If the deciding process has cut a model, so that replicas can start as parts of it or have shadows, the agent fetches
 its blocks one by one, from agents that have them or else from the deciding process.
 
@@ -82,13 +83,13 @@ from sloop.serve.network import (
     connect,
     machine,
 )
-from sloop.serve.peers import FileServer, PeerStore, ServedStore
 from sloop.serve.processes import begin
 from sloop.serve.protocols import CutModel, Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
-from sloop.serve.stores import ModelSource, Store
 from sloop.serve.transport import ProtocolError, RecordLink
-from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
+from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache, usual_folder
+from sloop.serve.weights.peers import FileServer, PeerStore, ServedStore
+from sloop.serve.weights.sources import ModelSource, Store
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, TransferId, WorkerId
@@ -811,12 +812,12 @@ class AgentSession:
     ) -> Callable[[Store], Store]:
         """A function that puts other agents before the store of a model; the store of a block is the deciding
         process."""
-        token, context, loop = self._blocks.token, self._blocks.context, self._loop
+        token, context = self._blocks.token, self._blocks.context
 
         def nearer(store: Store) -> Store:
             if is_block:
-                store = ServedStore(source, self._joined, token=token, context=context, loop=loop)
-            return PeerStore(source, store, peers, token=token, context=context, loop=loop) if peers else store
+                store = ServedStore(source, self._joined, token=token, context=context)
+            return PeerStore(source, store, peers, token=token, context=context) if peers else store
 
         return nearer
 

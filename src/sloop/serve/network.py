@@ -241,21 +241,11 @@ class NetworkLink(asyncio.BufferedProtocol):
         else:
             transport.abort()
 
-    def take_over(self) -> tuple[socket.socket, bytes] | None:
-        """The connection as a blocking socket for a thread that sends or receives much, and what has come of a frame
-        that is not whole. From now on this end neither reads nor sends, nor notices silence; it must still be closed,
-        like the socket. None with TLS, while something is unsent, or if the link has ended."""
-        transport = self._transport
-        if transport is None or self._is_closed or transport.is_closing() or transport.get_write_buffer_size():
-            return None
-        if transport.get_extra_info("ssl_object") is not None:
-            return None
-        transport.pause_reading()
-        if self._timer is not None:
-            self._timer.cancel()
-        taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        taken.setblocking(True)
-        return taken, self._reader.rest()
+    def hand_over(self) -> asyncio.Transport:
+        """The connection, for another protocol. This end does nothing with it any more."""
+        assert self._transport is not None
+        transport, self._transport, self._is_closed = self._transport, None, True
+        return transport
 
     @property
     def local_host(self) -> str:
@@ -566,6 +556,39 @@ async def connect(
         if not is_open:
             link.close()
             opened.cancel()
+
+
+def joined(endpoint: Endpoint, token: bytes, purpose: Purpose, context: ssl.SSLContext | None) -> socket.socket:
+    """As `connect`, for a thread: a blocking connection on which both ends have proved themselves. MachineError."""
+    where, own, label = host_and_port(*endpoint), secrets.token_bytes(NONCE_BYTES), bytes([purpose])
+    sock = None
+    try:
+        sock = socket.create_connection(endpoint, HANDSHAKE_S_MAX)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            sock = context.wrap_socket(sock)
+        greeting = _exactly(sock, _greeting_bytes(is_client=True))
+        nonces = greeting.removeprefix(MAGIC) + own
+        sock.sendall(label + own + _digest(token, b"client", label + nonces))
+        if hmac.compare_digest(_exactly(sock, DIGEST_BYTES), _digest(token, b"server", label + nonces)):
+            return sock
+        why = "what listens there does not know the token of this deployment"
+    except (OSError, ValueError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    if sock is not None:
+        sock.close()
+    raise MachineError(f"{where}: {why}", help="is it there, with the same token and TLS?")
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    """So many bytes of a blocking connection. OSError if it ends before."""
+    found = b""
+    while len(found) < size:
+        more = sock.recv(size - len(found))
+        if not more:
+            raise ConnectionError(CLOSED)
+        found += more
+    return found
 
 
 def read_token(path: Path) -> bytes:

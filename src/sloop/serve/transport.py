@@ -214,11 +214,6 @@ class FrameReader:
             self._head, self._body = None, memoryview(b"")
             self._on_frame(frame)
 
-    def rest(self) -> bytes:
-        """What has come of a frame that is not whole yet, for somebody else who reads on."""
-        assert self._head is None, "a payload that has begun"
-        return bytes(self._scratch[: self._filled])
-
     def stop(self) -> None:
         """Report no further frames, and write into no memory of others."""
         self._stopped = True

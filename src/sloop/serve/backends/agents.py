@@ -97,10 +97,10 @@ from sloop.serve.network import (
     machine,
     read_token,
 )
-from sloop.serve.peers import CONTENT, FileInfo, FileServer, KnownFile
 from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
-from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.serve.weights.peers import FileServer, KnownFile
+from sloop.serve.weights.sources import CONTENT, ModelSource
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
 from sloop.text import counted, host_and_port
@@ -504,7 +504,7 @@ class AgentBackend(KnownStages):
         path = file.with_name(name)
         if not checksums.get(name) or not path.is_file():
             return None
-        return path, FileInfo(f"{CONTENT}{checksums[name]}", path.stat().st_size, is_resumable=True)
+        return KnownFile(path, f"{CONTENT}{checksums[name]}", path.stat().st_size)
 
     # Nodes
 

@@ -46,12 +46,11 @@ from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import external_files
-from sloop.serve.stores import (
+from sloop.serve.weights.sources import (
     CHUNK_BYTES,
     NAME_BYTES_MAX,
-    POLL_S,
-    STORES,
     Download,
+    FolderStore,
     InterruptedTransferError,
     ModelSource,
     Patience,
@@ -59,9 +58,14 @@ from sloop.serve.stores import (
     StoredFile,
     StoreError,
     Watch,
+    checksum_in,
+    is_strong,
 )
+from sloop.serve.weights.web import WebStore
 from sloop.text import quoted
 
+POLL_S: Final = 0.1
+"""How often a transfer looks whether another process has ended that of the same model."""
 MANIFEST: Final = ".sha256"
 MANIFEST_BYTES_MAX: Final = 1 << 20
 VERSIONS_ASKED: Final = 3
@@ -113,9 +117,6 @@ class Partial(Struct):
 
     version: str
     size_bytes: int | None
-    is_resumable: bool
-    sha256: str = ""
-    """What the store reports about the whole file."""
 
 
 class TransferState(Struct):
@@ -621,8 +622,10 @@ class _Transfer:
         raw = b""
         try:
             with contextlib.closing(self._store.open(file, self._watch)) as download:
-                while len(raw) <= MANIFEST_BYTES_MAX and (chunk := download.read()):
+                for chunk in download.chunks:
                     raw += chunk
+                    if len(raw) > MANIFEST_BYTES_MAX:
+                        break
                 is_whole = download.has_end and len(raw) == (download.total_bytes or len(raw))
         except StoreError as error:
             if error.status not in (403, 404, 410):  # object stores answer 403 for what is not there
@@ -630,7 +633,7 @@ class _Transfer:
             self._has_manifest = False
             return
         if not is_whole and len(raw) <= MANIFEST_BYTES_MAX:
-            raise InterruptedTransferError(f"{file}: the connection ended too early", "check the store and the network")
+            raise InterruptedTransferError(f"{file}: the connection ended too early")
         self._checksums = {**_manifest(raw, self._source.name, str(file)), **self._checksums}
         self._has_manifest = True
 
@@ -716,7 +719,7 @@ class _Transfer:
         with path.open("rb") as file:
             digest = self._digest(file, _size(path)).hexdigest()
         record = FileRecord(name, known.version, _size(path), digest)
-        if (known.is_resumable or name in self._checksums) and self._tried(partial(self._is_same, record)):
+        if (is_strong(known.version) or name in self._checksums) and self._tried(partial(self._is_same, record)):
             return record
         path.unlink()
         return None
@@ -726,7 +729,7 @@ class _Transfer:
         file, wanted = self._source.file(name), self._checksums.get(name, "")
         known, size = self._state.files.get(name), _size(path)
         start, version = 0, ""
-        if known is not None and known.version and (known.is_resumable or wanted) and size != known.size_bytes:
+        if known is not None and is_strong(known.version) and size != known.size_bytes:
             start, version = size, known.version
         with contextlib.closing(self._store.open(file, self._watch, start=start, version=version)) as download:
             if download.start and known is not None and known.size_bytes not in (None, download.total_bytes):
@@ -737,8 +740,7 @@ class _Transfer:
                 raise StoreError(what, where=str(file), help="add #sha256=… to the URL", status=502)
             if not download.start:  # before the state names the version of the file
                 path.unlink(missing_ok=True)
-            stated = download.sha256 or (known.sha256 if download.start and known is not None else "")
-            self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable, stated)
+            self._state.files[name] = Partial(download.version, download.total_bytes)
             try:
                 self._reserve(download.total_bytes or 0)
             except MachineError as error:
@@ -752,15 +754,13 @@ class _Transfer:
                 size = self._copy(file, download, out, digest)
                 out.flush()
                 os.fsync(out.fileno())
-            self._state.files[name] = Partial(download.version, size, download.is_resumable, stated)
+            self._state.files[name] = Partial(download.version, size)
             self._folder.save(self._part, self._state)
-        found = digest.hexdigest()
-        if found != (wanted or stated or found):
+        found, wanted = digest.hexdigest(), wanted or checksum_in(download.version)
+        if found != (wanted or found):
             path.unlink()
-            # Perhaps the parts were of two versions, the copy is damaged, or what the store sent was damaged.
-            if download.start or download.is_copy or not wanted:
-                what = "its parts do not fit together" if wanted else f"its SHA-256 is not {stated}, as the store says"
-                raise InterruptedTransferError(f"{file}: {what}", "fetch it again")
+            if download.start or download.is_copy:  # parts of two versions, or a damaged copy
+                raise InterruptedTransferError(f"{file}: its parts do not fit together", "fetch it again")
             what = f"its SHA-256 is {found}, expected is {wanted}; it was removed"
             advice = "correct the checksum, or the file in the store"
             raise StoreError(what, where=str(file), help=advice, status=200)
@@ -769,12 +769,14 @@ class _Transfer:
     def _copy(self, file: StoredFile, download: Download, out: BinaryIO, digest: "hashlib._Hash") -> int:
         """Append the received bytes to `out`; returns the size of the file."""
         size, total = download.start, download.total_bytes
-        while chunk := download.read():
+        for chunk in download.chunks:
             size += len(chunk)
             if total is None:
                 self._grow(size)
             elif size > total:
                 what = f"the store sends more than the {total:,} bytes that it announces"
+                if download.is_copy:
+                    raise InterruptedTransferError(f"{file}: {what}")
                 raise StoreError(what, where=str(file), help="ask who runs the store", status=502)
             out.write(chunk)
             digest.update(chunk)
@@ -782,7 +784,7 @@ class _Transfer:
         self._reported_s = 0.0
         if total is not None and size < total:
             what = f"{file}: the connection ended after {size:,} of {total:,} bytes"
-            raise InterruptedTransferError(what, "check the store and the network")
+            raise InterruptedTransferError(what)
         self._tell(size)
         return size
 
@@ -875,7 +877,7 @@ class WeightsCache:
     """Model files on this machine, at most `budget_bytes` of them; the least recently used ones are deleted first.
 
     Belongs to one event loop, which it never blocks for a transfer. `transfers_max` models are fetched at the same
-    time; others wait. `stores` replaces stores of `STORES`, such as an `HttpStore` with tokens.
+    time; others wait. `stores` replaces the usual ones by scheme, such as a `WebStore` with tokens.
     """
 
     def __init__(
@@ -892,7 +894,8 @@ class WeightsCache:
         """MachineError if the folder cannot be made. `within`: the folder whose budget it shares."""
         self.models = ModelFolder(folder, budget_bytes, clock, within)
         self.models.prepare()
-        self._stores = {**{scheme: make() for scheme, make in STORES.items()}, **(stores or {})}
+        web = WebStore()
+        self._stores: dict[str, Store] = {"file": FolderStore(), "http": web, "https": web, **(stores or {})}
         self._patience = patience or Patience()
         self._slots = asyncio.Semaphore(transfers_max)
         self._flights: dict[ModelSource, _Flight] = {}
@@ -974,7 +977,8 @@ class WeightsCache:
 
         Callers that fetch the same source at the same time share one transfer, which ends early only if all of them are
         cancelled. With `pin` the model stays until `release`; without, it may be deleted when the next one needs room.
-        `nearer`, of which the first caller's counts, may put other machines before the store (`sloop.serve.peers`).
+        `nearer`, of which the first caller's counts, may put other machines before the store
+        (`sloop.serve.weights.peers`).
 
         InputError if the source is wrong: no such file, no permission, another checksum, an answer that violates HTTP.
         MachineError if the store cannot be reached, is too slow or breaks off, or if there is no room.
@@ -1056,10 +1060,17 @@ class WeightsCache:
     def _begin(self, source: ModelSource, nearer: Callable[[Store], Store]) -> _Flight:
         flight = _Flight(source, Watch(self._patience), asyncio.get_running_loop())
         self._flights[source] = flight
-        running = asyncio.create_task(self._fly(flight, nearer(self._stores[source.scheme])))
+        running = asyncio.create_task(self._fly(flight, nearer(self._store(source.scheme))))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return flight
+
+    def _store(self, scheme: str) -> Store:
+        if scheme not in self._stores:
+            from sloop.serve.weights.objects import CloudStore, SignedStore  # noqa: PLC0415  # an extra
+
+            self._stores[scheme] = SignedStore() if scheme == "s3" else CloudStore()
+        return self._stores[scheme]
 
     def _abandon(self, flight: _Flight) -> None:
         flight.watch.stop()
@@ -1089,6 +1100,7 @@ class WeightsCache:
             threading.Thread(target=_run, args=(transfer, loop, over), name=name, daemon=True).start()
             while not over.done():
                 await asyncio.wait([over], timeout=min(1.0, self._patience.hang_s / 4))
+                flight.watch.look()
                 if flight.watch.silent_s > (1.0 if flight.ended.done() else self._patience.hang_s):
                     break
         self._forget(flight)

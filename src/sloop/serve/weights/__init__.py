@@ -1,0 +1,2 @@
+"""Model files: where they are (`sources`), how they come (`web`, `objects`, `peers`), and where they are kept
+(`cache`)."""
