@@ -532,7 +532,7 @@ async def slow_readers(target: Target) -> None:
             writer.write(PREFACE + frame(SETTINGS, 0, 0, open_wide) + grown)
             for number in range(1, 101, 2):
                 writer.write(large_call(target, number))
-                await asyncio.sleep(0.05)  # the server gives the window of the connection back
+                await asyncio.sleep(0.2)  # the server gives the window of the connection back
             await asyncio.sleep(60)
 
     await many(target, 50, one)

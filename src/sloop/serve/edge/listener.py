@@ -51,7 +51,7 @@ SEARCHED_MAX: Final = 1000
 """How many idle connections are searched for one of a certain network."""
 CONNECTIONS_MAX: Final = 16_384
 RESERVED_DESCRIPTORS: Final = 256
-"""File descriptors for workers, models, logs and gRPC."""
+"""File descriptors for workers, models and logs."""
 KEEP_ALIVE_S: Final = 60
 PROBE_S: Final = 10
 PROBES: Final = 3
@@ -535,11 +535,11 @@ def raise_descriptor_limit() -> int:
 LOW_DESCRIPTORS: Final = 4096
 
 
-def default_connections() -> int:
-    """How many connections a port may have: `CONNECTIONS_MAX`, or half of what the limit of file descriptors leaves,
-    because HTTP and gRPC have a port each."""
+def default_connections(descriptors: int = 2) -> int:
+    """How many connections a port may have: `CONNECTIONS_MAX`, or what the limit of file descriptors leaves if each
+    takes so many. Of the two of HTTP, one is for what its requests need."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
     used = len(os.listdir("/proc/self/fd")) if soft < LOW_DESCRIPTORS else 0
-    return max(16, min(CONNECTIONS_MAX, (soft - max(RESERVED_DESCRIPTORS, used + 32)) // 2))
+    return max(16, min(CONNECTIONS_MAX, (soft - max(RESERVED_DESCRIPTORS, used + 32)) // descriptors))

@@ -272,6 +272,7 @@ def main(arguments: Sequence[str]) -> None:
     settings = EdgeSettings.decode(sys.stdin.buffer.read())
     arena = Arena(settings.arena, memory) if memory >= 0 else None
     if settings.socket_folder is not None:
+        os.environ["GRPC_VERBOSITY"] = "NONE"  # it writes a line for each broken head
         most = 2 * settings.bodies_bytes_max + GRPC_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 

@@ -7,7 +7,8 @@ its end of the Unix socket, which every call can tell: so the calls of a connect
 cost more than they bring is closed.
 
 A stranger, on whose connection no call has been authorised, may send `STRANGER_BYTES`, and then so many bytes a second.
-What is refused, reset or never finished is paid from a credit, which answers and time refill.
+What is refused, reset or never finished is paid from a credit, which answers and time refill. Large messages wait while
+the event loop is behind, so that small ones do not.
 """
 
 import asyncio
@@ -18,11 +19,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from sloop.serve.edge.listener import Listener, ServerConnection, Tls
+from sloop.serve.edge.heads import Heads, TooMuch
+from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
-STRANGER_BYTES: Final = 128 * 1024
-"""What a stranger may send at once: the first window of a call, and its head."""
-STRANGER_BYTES_PER_S: Final = 8 * 1024
+STRANGER_BYTES: Final = 2 * 1024
+"""What a stranger may send at once: the head of a call. The rest waits until that was looked at."""
+STRANGER_BYTES_PER_S: Final = 32 * 1024
+LARGE_BYTES: Final = 256 * 1024
+ARRIVING_MAX: Final = 10
+"""What has come since the last whole message, and calls without their message: above either, a connection waits while
+the event loop is behind."""
+OPENED_AT_ONCE: Final = 4
+OPENED_S: Final = 0.004
+"""So many connections are passed on at once, each of which takes half a millisecond with its first call, and further
+ones so much later."""
+DESCRIPTORS: Final = 3
+"""Of a connection: its own, and both ends of its Unix socket."""
 BUFFERED_BYTES_MAX: Final = 256 * 1024
 """What is passed on ahead of whoever reads slowly, in each direction."""
 FIRST_CALL_S_MAX: Final = 60.0
@@ -31,16 +43,20 @@ STALL_S_MAX: Final = 60.0
 """How long a client may leave an answer unread, beside the time that its bytes take at `SEND_RATE_BYTES`."""
 SEND_RATE_BYTES: Final = 16 * 1024
 SWEEP_S: Final = 1.0
-LAG_S: Final = 0.01
-"""How often the lag of the event loop is measured. If it is longer than that itself, there is too much to do."""
+MEASURE_S: Final = 0.01
+"""How often the event loop is measured, or later if it has much to do."""
+BUSY_SHARE: Final = 0.8
+"""With so much CPU time of its own between, it has more to do than can be done: the time of others does not count."""
 
 CREDIT_MAX: Final = 1000
 CREDIT_AT_FIRST: Final = 200
 """Of a connection that has not had an answer yet: attackers who come again and again should not be given more."""
 CREDIT_PER_S: Final = 200
 CREDIT_PER_ANSWER: Final = 20
-COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25}
-"""What is paid: a new connection survives 8 wrong keys, an old one 100 rapid resets."""
+BYTES_PER_CREDIT: Final = 4 * 1024
+"""Of an answer, for which the client sends frames to say that it has read it."""
+COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 50}
+"""What is paid: a new connection survives 4 wrong keys, an old one 100 rapid resets."""
 REFUSED_BYTES_PER_CREDIT: Final = 16 * 1024
 REFUSED_COST_MAX: Final = 100
 """A refused message pays for its size, at most so much: its client should see why it was refused."""
@@ -57,12 +73,14 @@ class RelayedConnection(ServerConnection):
         "_credit",
         "_credit_at_s",
         "_early",
+        "_heads",
         "_inner",
         "_is_full",
         "_is_held",
         "_wait",
         "arriving",
         "calls",
+        "incoming_bytes",
         "is_answered",
         "name",
         "relay",
@@ -78,15 +96,18 @@ class RelayedConnection(ServerConnection):
         """Of its end of the Unix socket."""
         self.calls = self.arriving = self.unsent = 0
         """Calls that have not ended; those whose message has not come; those whose answer is being sent."""
+        self.incoming_bytes = 0
+        """What has come since the last whole message."""
         self.is_answered = False
         """Whether a call has been answered."""
         self.since_s = self.sent_by_s = time.monotonic()
         """Since when it is open, and when the client should have taken all its answers, if it is as slow as it may."""
         self._inner: asyncio.Transport | None = None
+        self._heads = Heads()
         self._early = b""
-        """What came before the Unix socket was open."""
+        """What has come, but may not be passed on yet."""
         self._is_full = self._is_held = False
-        """Whether its bytes are not read now: because grpcio's server does not, or because it is a stranger."""
+        """Whether its bytes are not read now: because grpcio's server does not read, or because it has sent much."""
         self._credit, self._credit_at_s = float(CREDIT_AT_FIRST), self.since_s
         self._bytes, self._bytes_at_s = float(STRANGER_BYTES), self.since_s
         self._wait: dict[ServerConnection, float] | None = None
@@ -101,27 +122,51 @@ class RelayedConnection(ServerConnection):
         self.transport.set_write_buffer_limits(BUFFERED_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
-        if self.is_stranger:
-            self._hold_back(len(data))
-        if self._inner is not None:
-            self._inner.write(data)
+        self.incoming_bytes += len(data)
+        try:
+            cost = self._heads.follow(data)
+        except TooMuch:
+            self.relay.closed["head"] += 1
+            self.abort()
             return
-        if not self._early:
+        if cost:
+            self._pay(cost, "frame")
+        if self._inner is not None and not self.is_stranger:
+            self._inner.write(data)
+            is_costly = self.incoming_bytes > LARGE_BYTES or self.arriving > ARRIVING_MAX
+            if is_costly and self.relay.is_behind and not self._is_held:
+                self._hold(MEASURE_S)
+            return
+        if not self._early and self._inner is None:
             self.relay.open(self)
         self._early += data
+        self._pass_on()
 
-    def _hold_back(self, size: int) -> None:
-        """Count what a stranger has sent; read no more of it until it may send more."""
-        now_s = time.monotonic()
-        refilled = self._bytes + STRANGER_BYTES_PER_S * (now_s - self._bytes_at_s)
-        self._bytes, self._bytes_at_s = min(STRANGER_BYTES, refilled) - size, now_s
-        if self._bytes < 0 and not self._is_held:
-            self._is_held = True
-            self._read_or_not()
-            asyncio.get_running_loop().call_later(-self._bytes / STRANGER_BYTES_PER_S, self._go_on)
+    def _pass_on(self) -> None:
+        """Pass on what has come, of a stranger as much as it may send now."""
+        if self._inner is None or self._inner.is_closing():
+            return
+        size = len(self._early)
+        if self.is_stranger:
+            now_s = time.monotonic()
+            refilled = self._bytes + STRANGER_BYTES_PER_S * (now_s - self._bytes_at_s)
+            self._bytes, self._bytes_at_s = min(STRANGER_BYTES, refilled), now_s
+            size = min(size, int(self._bytes))
+            self._bytes -= size
+        self._inner.write(self._early[:size])
+        self._early = self._early[size:]
+        if self._early and not self._is_held:
+            self._hold(min(len(self._early), STRANGER_BYTES) / STRANGER_BYTES_PER_S)
+
+    def _hold(self, seconds: float) -> None:
+        """Read no more for so long."""
+        self._is_held = True
+        self._read_or_not()
+        asyncio.get_running_loop().call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         self._is_held = False
+        self._pass_on()
         self._read_or_not()
 
     def _read_or_not(self) -> None:
@@ -136,11 +181,10 @@ class RelayedConnection(ServerConnection):
         """The Unix socket is open."""
         self._inner = inner
         inner.set_write_buffer_limits(BUFFERED_BYTES_MAX)
-        early, self._early = self._early, b""
         if self.transport is None:  # it has gone meanwhile
             inner.abort()
         else:
-            inner.write(early)
+            self._pass_on()
 
     def hold(self, *, is_full: bool) -> None:
         """Read no more, or go on: grpcio's server reads more slowly, or has caught up."""
@@ -172,8 +216,7 @@ class RelayedConnection(ServerConnection):
         super().note_authorised()
         self._wait_for(None)
         self.note_calls()
-        if self._is_held:
-            self._go_on()
+        self._pass_on()
 
     def note_calls(self) -> None:
         """The calls have changed: note whether the server waits for this client, and for what."""
@@ -217,6 +260,10 @@ class RelayedConnection(ServerConnection):
         self.is_answered = True
         self._pay(-CREDIT_PER_ANSWER, "")
 
+    def note_sent(self, size: int) -> None:
+        """So much has been passed on to the client."""
+        self._credit = min(CREDIT_MAX, self._credit + size / BYTES_PER_CREDIT)
+
     def attend(self, now_s: float) -> None:
         """Close the connection if its client takes too long."""
         why = ""
@@ -240,6 +287,7 @@ class _Inner(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._outer.transport is not None:
             self._outer.transport.write(data)
+            self._outer.note_sent(len(data))
 
     def pause_writing(self) -> None:
         self._outer.hold(is_full=True)
@@ -266,7 +314,7 @@ class Relay:
         self.listener = Listener(
             lambda: RelayedConnection(self),
             idle=(self.due, self.idle),
-            connections_max=connections_max,
+            connections_max=connections_max or default_connections(DESCRIPTORS),
             each_address_max=each_address_max,
             tls=tls,
             protocols=("h2",),
@@ -276,16 +324,20 @@ class Relay:
         self.expired: Counter[str] = Counter()
         """Connections closed because their client took too long, by what was awaited."""
         self._names: dict[str, RelayedConnection] = {}
+        self._waiting: list[RelayedConnection] = []
+        """Those that have sent something, and are not connected to grpcio's server yet."""
         self._opening: set[asyncio.Task[None]] = set()
-        self._lag_s = 0.0
+        self.is_behind = False
+        """Whether there is more to do than can be done."""
+        self._cpu_s = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns."""
-        self.listener.is_behind = self.listener.is_overloaded = lambda: self._lag_s > LAG_S
+        self.listener.is_behind = self.listener.is_overloaded = lambda: self.is_behind
         self.listener.start(sock)
         self._sweep()
-        self._measure(time.monotonic())
+        self._measure()
 
     async def close(self, within_s: float) -> None:
         """Accept no more, and close all connections when their clients do, or after `within_s`."""
@@ -298,10 +350,21 @@ class Relay:
         return self._names.get(peer.removeprefix("unix-abstract:"))
 
     def open(self, connection: RelayedConnection) -> None:
-        """Connect to grpcio's server for a connection that has sent its first bytes."""
-        opening = asyncio.get_running_loop().create_task(self._open(connection))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        """Connect to grpcio's server for a connection that has sent its first bytes, when it is its turn."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._open_some)
+
+    def _open_some(self) -> None:
+        """Open the newest of those that wait: the others have mostly given up."""
+        loop = asyncio.get_running_loop()
+        for connection in [self._waiting.pop() for _ in range(min(OPENED_AT_ONCE, len(self._waiting)))]:
+            if not connection.is_given_up and connection.transport is not None:
+                opening = loop.create_task(self._open(connection))
+                self._opening.add(opening)
+                opening.add_done_callback(self._opening.discard)
+        if self._waiting:
+            loop.call_later(OPENED_S, self._open_some)
 
     async def _open(self, connection: RelayedConnection) -> None:
         sock = socket.socket(socket.AF_UNIX)
@@ -330,7 +393,8 @@ class Relay:
             connection.attend(now_s)
         self._timers["sweep"] = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _measure(self, due_s: float) -> None:
-        now_s = time.monotonic()
-        self._lag_s = now_s - due_s
-        self._timers["measure"] = asyncio.get_running_loop().call_later(LAG_S, self._measure, now_s + LAG_S)
+    def _measure(self) -> None:
+        cpu_s = time.thread_time()
+        self.is_behind = cpu_s - self._cpu_s > BUSY_SHARE * MEASURE_S
+        self._cpu_s = cpu_s
+        self._timers["measure"] = asyncio.get_running_loop().call_later(MEASURE_S, self._measure)

@@ -86,6 +86,10 @@ PARSED_BYTES_MAX: Final = 8 * 2**20 + 128 * 1024
 DIMENSIONS_MAX: Final = 64
 INFLATED_BYTES_MAX: Final = 8 * 2**20
 """The most that a compressed message may become: some 20 ms of work, like JSON's bound."""
+INFLATED_AT_ONCE: Final = 4 * 1024
+"""Such a message becomes at most a megabyte, which takes a millisecond."""
+INFLATING_SHARE: Final = 0.25
+"""The share of a core for inflating larger ones."""
 RATIO_MAX: Final = 100
 RATIO_BYTES_MIN: Final = 2**20
 """A message that becomes more than a hundred times as long is refused as soon as it has become so long."""
@@ -142,6 +146,7 @@ CODES: Final = {
 """HTTP status to gRPC status."""
 
 _log: Final = logging.getLogger("sloop.grpc")
+logging.getLogger("grpc").setLevel(logging.CRITICAL)  # it writes a traceback for each client that has gone
 POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)  # for reflection
 
 Metadata = Mapping[str, str]
@@ -221,6 +226,7 @@ class Rpc:
         bounds = {"connections_max": connections_max, "each_address_max": each_address_max}
         self.relay = Relay(self._path, **bounds, tls=tls)
         self._server: Any = None  # grpcio's, untyped
+        self._inflating = asyncio.Lock()
         self._paths = {f"/{SERVICE}/{method}" for method in METHODS} | {f"/{HEALTH}/Check"}
         self._paths |= {f"/{name}/ServerReflectionInfo" for name in REFLECTIONS}
 
@@ -339,6 +345,7 @@ class Rpc:
     def _arrive(self, call: Call, connection: RelayedConnection) -> None:
         if not call.has_arrived:
             call.has_arrived = True
+            connection.incoming_bytes = 0
             connection.arriving -= 1
             connection.note_calls()
 
@@ -372,9 +379,20 @@ class Rpc:
             bytes_max = INFLATED_BYTES_MAX if method == INFER else QUERY_BYTES_MAX
             if call.size > bytes_max:
                 raise self._too_large(call.size, bytes_max, UNPACKED)
-            sent = await asyncio.to_thread(inflated, sent, bytes_max)
+            sent = await self._inflated(sent, bytes_max)
             call.hold.take(max(0, len(sent) - call.size))
         return sent if method == INFER else parsed(sent, _request_class(method))
+
+    async def _inflated(self, message: bytes, bytes_max: int) -> bytes:
+        """A message that was compressed. Larger ones wait for each other, and have a part of the time."""
+        if len(message) <= INFLATED_AT_ONCE:
+            return inflated(message, bytes_max)
+        async with self._inflating:
+            begun_s = time.monotonic()
+            try:
+                return await asyncio.to_thread(inflated, message, bytes_max)
+            finally:
+                await asyncio.sleep((1 / INFLATING_SHARE - 1) * (time.monotonic() - begun_s))
 
     def _too_large(self, size: int, bytes_max: int, fix: str = "") -> Refusal:
         self.service.bodies.refused["each"] += 1
