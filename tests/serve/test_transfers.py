@@ -61,11 +61,11 @@ def store() -> Iterator[BadStore]:
 
 @pytest.fixture(autouse=True)
 def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: LocalBackend, replica: ReplicaId, spec: ReplicaSpec, *_: object) -> None:
-        servable = self.servable(spec.stage, spec.variant)
+    def start(self: LocalBackend, order: StartWorker) -> None:
+        servable = self.servable(order.spec.stage, order.spec.variant)
         assert servable is not None
         assert Path(servable.model).read_bytes() == CONTENT
-        self._report(WorkerReady(replica))
+        self._report(WorkerReady(order.worker))
 
     monkeypatch.setattr(LocalBackend, "start", start)
     monkeypatch.setattr(module, "machine", lambda: "another machine")
