@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from sloop.core.protocols import ReadyReplica, RememberingRoute
@@ -58,12 +59,14 @@ class SmoothWeighted(RememberingRoute):
     def choose(
         self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId, memory: Credits | None
     ) -> tuple[int, Credits]:
-        credit, best = dict(memory or ()), 0
+        credit, best, most, total = dict(memory or ()), 0, -inf, 0.0
         for index, replica in enumerate(idle):
-            credit[replica.id] = credit.get(replica.id, 0.0) + replica.weight
-            if credit[replica.id] > credit[idle[best].id]:
-                best = index
-        credit[idle[best].id] -= sum(replica.weight for replica in idle)
+            weight = replica.weight
+            credit[replica.id] = own = credit.get(replica.id, 0.0) + weight
+            total += weight
+            if own > most:
+                best, most = index, own
+        credit[idle[best].id] = most - total
         if len(credit) > len(idle) + FORGOTTEN_MAX:
             present = {replica.id for replica in idle}
             for replica_id in sorted(credit.keys() - present)[: -FORGOTTEN_MAX // 2]:
