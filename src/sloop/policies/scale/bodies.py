@@ -162,25 +162,21 @@ class Bodies(Scale):
         past, present = memory or BodiesMemory(), {replica.id for replica in stage.replicas}
         booked_rps = {id: rps for id, rps in past.booked_rps if id in present}
         bodies = [model.body(replica, booked_rps) for replica in stage.replicas]
-        free = {node.node.name: node.free_cores for node in view.nodes}
         whys: list[str] = []
-        is_feasible = True
+        draft = Draft(model, bodies, {node.node.name: node.free_cores for node in view.nodes}, booked_rps, whys)
         rate_rps = view.demand_rps[stage.name] if stage.buckets else self.initial_rps
         adapted_ns, quiet, burst_ns = past.adapted_ns, past.quiet, past.burst_ns
         if adapted_ns is None or now_ns - adapted_ns >= self.adapt_ns:
             if rate_rps or adapted_ns is not None:
                 adapted_ns = now_ns
-            is_feasible = self._adapt(model, bodies, free, rate_rps, whys)
-            without_room: list[float] = []
+            is_feasible, without_room = self._adapt(draft, rate_rps), list[float]()
         else:
-            without_room = self._replace_lost(past.planned_cores, model, bodies, free, whys)
+            without_room = self._replace_lost(draft, past.planned_cores)
             is_feasible = not without_room
         if self.shadows and self.bursts == "cheapest":
-            burst_ns = self._meet_cheaply(
-                now_ns, burst_ns, booked_rps, model, bodies, free, stage.rate_rps(NS_PER_S), whys
-            )
+            burst_ns = self._meet_cheaply(draft, now_ns, burst_ns, stage.rate_rps(NS_PER_S))
         elif self.shadows:
-            quiet = self._meet_burst(quiet, booked_rps, model, bodies, free, stage.rate_rps(NS_PER_S), whys)
+            quiet = self._meet_burst(draft, quiet, stage.rate_rps(NS_PER_S))
         planned_cores = (*(body.cores for body in bodies), *without_room)
         if not bodies:
             is_feasible = False
@@ -190,10 +186,9 @@ class Bodies(Scale):
         plan = Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
         return plan, BodiesMemory(adapted_ns, quiet, burst_ns, tuple(booked_rps.items()), planned_cores)
 
-    def _adapt(
-        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], rate_rps: float, whys: list[str]
-    ) -> bool:
+    def _adapt(self, draft: "Draft", rate_rps: float) -> bool:
         """Add or remove bodies (section 2.7). Returns whether there was room for all of them."""
+        model, bodies, free, whys = draft.model, draft.bodies, draft.free, draft.whys
         total_rps = sum(self._lasting_rps(body) for body in bodies)
         before = len(bodies)
         why = f"{rate_rps:.4g} rps at a capacity of {total_rps:.4g} rps"
@@ -226,45 +221,30 @@ class Bodies(Scale):
             whys.append(f"{why}: {counted(removed, 'fewer body', 'fewer bodies')}")
         return is_feasible
 
-    def _replace_lost(
-        self,
-        planned_cores: Sequence[float],
-        model: "ServedModel",
-        bodies: list[CountedBody],
-        free: dict[str, float],
-        whys: list[str],
-    ) -> list[float]:
+    def _replace_lost(self, draft: "Draft", planned_cores: Sequence[float]) -> list[float]:
         """Plan bodies that were planned before, and are not there; returns the cores of those for which no node has
         room."""
-        missing = (Counter(planned_cores) - Counter(body.cores for body in bodies)).elements()
-        lost = sorted(missing, reverse=True)[: max(0, len(planned_cores) - len(bodies))]
+        missing = (Counter(planned_cores) - Counter(body.cores for body in draft.bodies)).elements()
+        lost = sorted(missing, reverse=True)[: max(0, len(planned_cores) - len(draft.bodies))]
         without_room: list[float] = []
         for cores in lost:
-            body = model.new_body(floor(cores), free)
+            body = draft.model.new_body(floor(cores), draft.free)
             if body is None:
                 without_room.append(cores)
             else:
-                bodies.append(body)
+                draft.bodies.append(body)
         if lost:
-            whys.append(f"{counted(len(lost), 'body is', 'bodies are')} missing")
+            draft.whys.append(f"{counted(len(lost), 'body is', 'bodies are')} missing")
         return without_room
 
     def _lasting_rps(self, body: CountedBody) -> float:
         """The capacity of a body that counts when bodies are planned."""
         return body.capacity_rps if self.counts_shadows else body.alone_rps
 
-    def _meet_burst(
-        self,
-        quiet: int,
-        booked_rps: dict[ReplicaId, float],
-        model: "ServedModel",
-        bodies: list[CountedBody],
-        free: dict[str, float],
-        burst_rps: float,
-        whys: list[str],
-    ) -> int:
+    def _meet_burst(self, draft: "Draft", quiet: int, burst_rps: float) -> int:
         """Attach shadows to bodies while the rate exceeds their capacity (section 2.8). Returns for how many ticks in a
         row the rate has been below that of a burst; until the last one it was `quiet`."""
+        model, bodies, whys = draft.model, draft.bodies, draft.whys
         ready = [body for body in bodies if body.is_ready]
         total_rps = sum(body.capacity_rps for body in ready)
         alone_rps = sum(body.alone_rps for body in ready)
@@ -279,45 +259,25 @@ class Bodies(Scale):
         for body in sorted(ready, key=lambda each: (-each.cores, each.replica.id if each.replica else 0)):
             if at_least(self.gamma * total_rps, burst_rps):
                 break
-            cores = min(float(self.cores_max), float(round_down(self._shadow_room(body, bodies, free))))
+            cores = min(float(self.cores_max), float(round_down(self._shadow_room(draft, body))))
             chosen = model.shadow_for(body.cores, cores, burst_rps / self.gamma - total_rps) if cores >= 1 else None
             if chosen is None:
                 continue
             total_rps += chosen.booked_rps - body.capacity_rps
-            self._attach(body, chosen, free, booked_rps)
+            draft.attach(body, chosen)
             started += 1
         if started:
             whys.append(f"a burst of {burst_rps:.4g} rps: {counted(started, 'more shadow')}")
         return quiet
 
-    def _shadow_room(self, body: CountedBody, bodies: Sequence[CountedBody], free: Mapping[str, float]) -> float:
+    def _shadow_room(self, draft: "Draft", body: CountedBody) -> float:
         """The cores that a shadow of this body could have."""
-        there = sum(each.shadow is not None for each in bodies if each.node == body.node)
+        there = sum(each.shadow is not None for each in draft.bodies if each.node == body.node)
         if body.shadow is not None or there >= self.shadows_per_node:
             return 0.0
-        return free.get(body.node or "", 0.0)
+        return draft.free.get(body.node or "", 0.0)
 
-    def _attach(
-        self, body: CountedBody, chosen: ShadowCandidate, free: dict[str, float], booked_rps: dict[ReplicaId, float]
-    ) -> None:
-        """Attach a shadow to a body."""
-        cores = chosen.shared.costs.shadow_cores
-        body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
-        body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
-        assert body.replica is not None
-        booked_rps[body.replica.id] = chosen.booked_rps
-
-    def _meet_cheaply(
-        self,
-        now_ns: int,
-        burst_ns: int | None,
-        booked_rps: dict[ReplicaId, float],
-        model: "ServedModel",
-        bodies: list[CountedBody],
-        free: dict[str, float],
-        burst_rps: float,
-        whys: list[str],
-    ) -> int | None:
+    def _meet_cheaply(self, draft: "Draft", now_ns: int, burst_ns: int | None, burst_rps: float) -> int | None:
         """Add shadows and bodies one after the other, each time the cheapest of those that keep about as many requests
         from waiting as the best. Shadows are added until the capacity times `gamma` is the rate. Bodies are added until
         all together can carry the rate when they have started; until then, shadows help.
@@ -326,7 +286,7 @@ class Bodies(Scale):
         be over before the body is ready. This is the usual rule of the ski-rental problem. Returns since when the
         rate exceeds the capacity of the bodies alone; until now it was `burst_ns`.
         """
-        wanted_rps = burst_rps / self.gamma
+        model, bodies, wanted_rps = draft.model, draft.bodies, burst_rps / self.gamma
         if at_least(sum(body.alone_rps for body in bodies if body.is_ready), burst_rps):
             burst_ns = None
         elif burst_ns is None:
@@ -342,48 +302,65 @@ class Bodies(Scale):
         while not at_least(now_rps := sum(body.capacity_rps for body in bodies if body.is_ready), wanted_rps):
             later_rps = sum(body.capacity_rps for body in bodies)
             need = BurstNeed(wanted_rps - now_rps, max(0.0, wanted_rps - later_rps), max(0.0, burst_rps - later_rps))
-            offers = [*self._shadows_for(model, bodies, free, need)]
+            offers = [*self._shadows_for(draft, need)]
             if adds_bodies and not at_least(later_rps, burst_rps):
-                offers += self._body_for(model, free, burst_rps, need)
+                offers += self._body_for(draft, burst_rps, need)
             enough = NEARLY * max((offer.kept for offer in offers), default=0.0)
             best = min((offer for offer in offers if offer.kept >= enough), key=lambda each: each.cost, default=None)
             if best is None:
                 break
             if best.shadow is not None:
-                self._attach(best.body, best.shadow, free, booked_rps)
+                draft.attach(best.body, best.shadow)
                 shadows += 1
             else:
                 bodies.append(best.body)
-                free.update(best.free)
+                draft.free.update(best.free)
                 added += 1
         started = [counted(ended, "shadow less", "shadows less")] * bool(ended)
         started += [counted(shadows, "more shadow")] * bool(shadows)
         started += [counted(added, "more body", "more bodies")] * bool(added)
         if started:
-            whys.append(f"a burst of {burst_rps:.4g} rps: {listed(started)}")
+            draft.whys.append(f"a burst of {burst_rps:.4g} rps: {listed(started)}")
         return burst_ns
 
-    def _shadows_for(
-        self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"
-    ) -> Iterator["BurstOffer"]:
+    def _shadows_for(self, draft: "Draft", need: "BurstNeed") -> Iterator["BurstOffer"]:
         """The shadows that would keep requests from waiting, one of each size for each ready body."""
-        for body in bodies:
-            most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
+        model = draft.model
+        for body in draft.bodies:
+            most = min(round_down(self._shadow_room(draft, body)), self.cores_max) if body.is_ready else 0
             for cores in sorted({*SHADOW_CORES, most}):
                 chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if 1 <= cores <= most else None
                 kept = 0.0 if chosen is None else model.kept_by_shadow(chosen, body, need)
                 if chosen is not None and kept > 0:
                     yield BurstOffer(kept, model.cost_of_shadow(chosen), body, chosen)
 
-    def _body_for(
-        self, model: "ServedModel", free: Mapping[str, float], burst_rps: float, need: "BurstNeed"
-    ) -> Iterator["BurstOffer"]:
+    def _body_for(self, draft: "Draft", burst_rps: float, need: "BurstNeed") -> Iterator["BurstOffer"]:
         """One more body, if it would keep requests from waiting."""
-        room = dict(free)
+        model, room = draft.model, dict(draft.free)
         body = model.new_body(model.chosen_cores(burst_rps), room)
         kept = 0.0 if body is None else model.kept_by_body(body, need)
         if body is not None and kept > 0:
             yield BurstOffer(kept, body.cores + model.memory_cores, body, free=room)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    model: "ServedModel"
+    bodies: list[CountedBody]
+    free: dict[str, float]
+    """The free cores of each node."""
+    booked_rps: dict[ReplicaId, float]
+    whys: list[str]
+
+    def attach(self, body: CountedBody, chosen: ShadowCandidate) -> None:
+        """Attach a shadow to a body."""
+        cores = chosen.shared.costs.shadow_cores
+        body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
+        body.capacity_rps, self.free[body.node or ""] = chosen.booked_rps, self.free[body.node or ""] - cores
+        assert body.replica is not None
+        self.booked_rps[body.replica.id] = chosen.booked_rps
 
 
 class BurstNeed(NamedTuple):
