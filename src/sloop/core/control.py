@@ -885,7 +885,7 @@ class ControlPath:
                 shortage = None
             elif not any(replica.will_free_cores for replica in self._state.replicas.values()):
                 without_room += left
-        started = 0 if is_too_soon else self._start(now_ns, stage, difference.start, out)
+        started = self._start(now_ns, stage, difference.start, out)
         missing = [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in difference.start[started:]]
         application.unplaced += missing
         if missing and not is_too_soon:
@@ -921,12 +921,11 @@ class ControlPath:
         """Start a larger replica on another node for each one that cannot grow on its own, until one has no room;
         returns those without room. The smaller one serves until the larger one is ready."""
         left: list[tuple[ReplicaSpec, Belief]] = []
-        is_too_soon = now_ns < stage.not_before_ns
         for (id, cores), spec in zip(difference.grow, difference.grown, strict=True):
             replica = self._state.replicas[id]
             if replica.target_cores == cores:
                 continue
-            if is_too_soon or left or not self._start(now_ns, stage, [spec], out):
+            if left or not self._start(now_ns, stage, [spec], out):
                 left.append((spec, replica.service_rate.belief))
         return left
 
@@ -990,7 +989,10 @@ class ControlPath:
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
-        """Start missing replicas, equal ones together, until one has no room; returns how many were started."""
+        """Start missing replicas, equal ones together, until one has no room; returns how many were started: none while
+        those that were lost make it wait."""
+        if now_ns < stage.not_before_ns:
+            return 0
         started = 0
         for spec, equal in groupby(specs):
             count = len(list(equal))
