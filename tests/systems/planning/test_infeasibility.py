@@ -7,7 +7,7 @@ import pytest
 from sloop.core.protocols import BatchDecision
 from sloop.core.views import BatchDevice, QueueView
 from sloop.systems.planning import explain_plan
-from sloop.systems.planning.infeasibility import cheapest, fastest, shortfalls_of
+from sloop.systems.planning.infeasibility import BestConfigurations, shortfalls_of
 from sloop.systems.planning.placement import PlanShortfall
 from tests.systems.planning.scene import ENOUGH, READING, nodes, only, placed, predicted, profile, setup, stage
 
@@ -116,10 +116,9 @@ def test_waiting_for_what_never_comes() -> None:
 
 def test_fastest_and_cheapest_configurations() -> None:
     variants = [{"name": "small", "profile": profile(10, 2)}, {"name": "large", "profile": profile(30)}]
-    made = setup({"name": "a", "variants": variants}, slo_ms=1000)
-    prediction = predicted(made, 1)
-    most = {"custom": 3.0}
-    quick, thrifty = fastest(prediction.stages["a"], most), cheapest(prediction.stages["a"], most)["custom"]
+    made = setup({"name": "a", "variants": variants}, slo_ms=1000, cluster=nodes(3))
+    prediction, best = predicted(made, 1), BestConfigurations(only(made))
+    quick, thrifty = best.fastest["a"], best.cheapest["a"]["custom"]
     assert (quick.variant, quick.slot.cores, round(quick.value, 3)) == ("small", 3, 5.333)
     assert (thrifty.variant, thrifty.slot.cores, thrifty.batch) == ("small", 0.1, 4)
-    assert shortfalls_of(only(made), prediction, placed(made, prediction.plan).rooms["x"]) == []
+    assert shortfalls_of(only(made), prediction, placed(made, prediction.plan).rooms["x"], best) == []

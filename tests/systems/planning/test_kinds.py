@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from sloop.systems.planning import explain_plan
-from sloop.systems.planning.infeasibility import beyond_cluster, cheapest, largest_nodes
+from sloop.systems.planning.infeasibility import BestConfigurations, beyond_cluster, largest_nodes
 from sloop.systems.planning.timing import PlanPrediction
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
@@ -172,14 +172,14 @@ def test_a_rate_is_called_impossible_only_if_it_is(made: tuple[list[dict[str, An
     is not called impossible is possible."""
     stages, cluster, rate_rps = made
     found = only(setup(*stages, cluster=cluster, slo_ms=10_000, system="mixed"))
-    prediction = PlanPrediction(found, Plan((), ""), rate_rps)
+    prediction, configurations = PlanPrediction(found, Plan((), ""), rate_rps), BestConfigurations(found)
     nodes = found.application.cluster
     most = largest_nodes(nodes)
     kinds = list(most)
     costs = {
         (name, kind): best.value * rate_rps
-        for name, each in prediction.stages.items()
-        for kind, best in cheapest(each, most).items()
+        for name in prediction.stages
+        for kind, best in configurations.cheapest[name].items()
     }
     pairs = list(costs)
     rows = [[costs[pair] if pair[1] == kind else 0.0 for pair in pairs] for kind in kinds]
@@ -190,7 +190,7 @@ def test_a_rate_is_called_impossible_only_if_it_is(made: tuple[list[dict[str, An
     solved = linprog([0.0] * len(pairs) + [1.0], rows, [0.0] * len(kinds), whole, [1.0] * len(whole))
     grown = float(solved.fun or 0.0)
     assume(abs(grown - 1) > 1e-6)
-    impossible = bool(list(beyond_cluster([prediction], nodes)))
+    impossible = bool(list(beyond_cluster([(prediction, configurations)], nodes)))
     if impossible:
         assert grown > 1
     if len(prediction.stages) == 1 or len(kinds) == 1:

@@ -9,14 +9,15 @@ has. `placement` says why replicas have no room.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from msgspec import structs
 
 from sloop.app.hardware import local_limit
-from sloop.core.views import Belief
+from sloop.core.views import Belief, BeliefKey
 from sloop.systems.planning.placement import PlanShortfall, Room
-from sloop.systems.planning.timing import PathPrediction, PlanPrediction, StagePrediction
+from sloop.systems.planning.timing import PathPrediction, PlanPrediction, StagePrediction, stage_beliefs
 from sloop.systems.setup import ApplicationSetup
 from sloop.text import arrows, counted, listed, number
 from sloop.units import ROUNDING, at_least
@@ -54,28 +55,42 @@ def largest_nodes(nodes: Iterable[Node]) -> dict[str, float]:
     return most or {"": math.inf}
 
 
-def fastest(stage: StagePrediction, cores_max: Mapping[str, float]) -> Configuration:
-    """The configuration on which a lone request spends the least time, in ms. `cores_max`: see `largest_nodes`."""
-    tried = (
-        Configuration(variant, slot, 1, belief.latency_ms(1, slot))
-        for (variant, hardware), belief in stage.beliefs.items()
-        for slot in map(belief.slot, _core_counts(belief, cores_max[hardware]))
-    )
-    return min(tried, key=lambda configuration: configuration.value)
+class BestConfigurations:
+    """The best configurations of an application's stages, whatever its plan and its rate; each is searched once."""
 
+    def __init__(self, setup: ApplicationSetup) -> None:
+        self._beliefs = {stage.name: stage_beliefs(setup, stage.name) for stage in setup.application.stages}
+        self._cores_max = largest_nodes(setup.application.cluster)
 
-def cheapest(stage: StagePrediction, cores_max: Mapping[str, float]) -> dict[str, Configuration]:
-    """For each kind of hardware, the configuration that spends the fewest core-seconds per request, whatever its
-    latency."""
-    best: dict[str, Configuration] = {}
-    for (variant, hardware), belief in stage.beliefs.items():
-        most = cores_max[hardware]
-        for slot in map(belief.slot, (*CORE_FRACTIONS, *_core_counts(belief, most))):
-            for batch in range(1, belief.batch_max + 1) if slot.cores <= most else ():
-                value = slot.cores * belief.latency_ms(batch, slot) / batch / 1e3
-                if hardware not in best or value < best[hardware].value:
-                    best[hardware] = Configuration(variant, slot, batch, value)
-    return best
+    @cached_property
+    def fastest(self) -> dict[str, Configuration]:
+        """By stage, the configuration on which a lone request spends the least time, in ms."""
+        return {name: self._fastest(beliefs) for name, beliefs in self._beliefs.items()}
+
+    def _fastest(self, beliefs: Mapping[BeliefKey, Belief]) -> Configuration:
+        tried = (
+            Configuration(variant, slot, 1, belief.latency_ms(1, slot))
+            for (variant, hardware), belief in beliefs.items()
+            for slot in map(belief.slot, _core_counts(belief, self._cores_max[hardware]))
+        )
+        return min(tried, key=lambda configuration: configuration.value)
+
+    @cached_property
+    def cheapest(self) -> dict[str, dict[str, Configuration]]:
+        """By stage and kind of hardware, the configuration that spends the fewest core-seconds per request, whatever
+        its latency."""
+        return {name: self._cheapest(beliefs) for name, beliefs in self._beliefs.items()}
+
+    def _cheapest(self, beliefs: Mapping[BeliefKey, Belief]) -> dict[str, Configuration]:
+        best: dict[str, Configuration] = {}
+        for (variant, hardware), belief in beliefs.items():
+            most = self._cores_max[hardware]
+            for slot in map(belief.slot, (*CORE_FRACTIONS, *_core_counts(belief, most))):
+                for batch in range(1, belief.batch_max + 1) if slot.cores <= most else ():
+                    value = slot.cores * belief.latency_ms(batch, slot) / batch / 1e3
+                    if hardware not in best or value < best[hardware].value:
+                        best[hardware] = Configuration(variant, slot, batch, value)
+        return best
 
 
 def _core_counts(belief: Belief, cores_max: float) -> list[float]:
@@ -84,14 +99,16 @@ def _core_counts(belief: Belief, cores_max: float) -> list[float]:
     return [*map(float, range(1, int(most) + 1)), most]
 
 
-def shortfalls_of(setup: ApplicationSetup, prediction: PlanPrediction, room: Room) -> list[PlanShortfall]:
+def shortfalls_of(
+    setup: ApplicationSetup, prediction: PlanPrediction, room: Room, best: BestConfigurations
+) -> list[PlanShortfall]:
     """Everything that an application's plan lacks; empty if it keeps up, every path is in time and every replica has
     room."""
     application, nodes = setup.application.name, setup.application.cluster
     shortfalls = [*_too_slow(setup, prediction)]
-    shortfalls += _too_late(setup, prediction, keeps_up=not shortfalls)
+    shortfalls += _too_late(setup, prediction, best.fastest, keeps_up=not shortfalls)
     if shortfalls or room.shortfalls:
-        shortfalls += beyond_cluster([prediction], nodes)
+        shortfalls += beyond_cluster([(prediction, best)], nodes)
     if any(shortfall.kind in ("cores", "memory", "device") for shortfall in (*shortfalls, *room.shortfalls)):
         shortfalls += unused_kinds(prediction, nodes)
     shortfalls, named = [*shortfalls, *room.shortfalls], set[str]()
@@ -123,12 +140,12 @@ def _too_slow(setup: ApplicationSetup, prediction: PlanPrediction) -> Iterator[P
             yield PlanShortfall("throughput", why, stage.name)
 
 
-def _too_late(setup: ApplicationSetup, prediction: PlanPrediction, *, keeps_up: bool) -> Iterator[PlanShortfall]:
+def _too_late(
+    setup: ApplicationSetup, prediction: PlanPrediction, best: Mapping[str, Configuration], *, keeps_up: bool
+) -> Iterator[PlanShortfall]:
     """Paths beyond their deadlines: those that no configuration could save; else those that the plan is too slow for,
     unless it cannot keep up, where every path through the stage is late without end."""
     nodes = setup.application.cluster
-    cores_max = largest_nodes(nodes)
-    best = {name: fastest(stage, cores_max) for name, stage in prediction.stages.items()}
     least_ms = [math.fsum(best[name].value for name in path.path.stages) for path in prediction.paths]
     pairs = zip(least_ms, prediction.paths, strict=True)
     impossible = [(least, path) for least, path in pairs if least > path.slo_ms + ROUNDING]
@@ -178,7 +195,9 @@ def _late(path: PathPrediction) -> PlanShortfall:
     return PlanShortfall("deadline", why, name, stages, needs=path.predicted_ms, has=path.slo_ms, unit="ms")
 
 
-def beyond_cluster(predictions: Sequence[PlanPrediction], nodes: Sequence[Node]) -> Iterator[PlanShortfall]:
+def beyond_cluster(
+    applications: Sequence[tuple[PlanPrediction, BestConfigurations]], nodes: Sequence[Node]
+) -> Iterator[PlanShortfall]:
     """Whether the rates need more cores than the cluster has, even if every stage runs its cheapest configuration.
 
     On several kinds of hardware each stage may use the kind that suits it best. Let a core of a kind be worth the part
@@ -186,11 +205,16 @@ def beyond_cluster(predictions: Sequence[PlanPrediction], nodes: Sequence[Node])
     worth less than what the stages take, each on the kind where it takes least: every way to divide the stages among
     the kinds then needs too much of one (weak duality of linear programs). With one kind, or one stage, this is exact.
     """
-    stages = [stage for prediction in predictions for stage in prediction.stages.values() if stage.rate_rps]
-    cores_max = largest_nodes(nodes)
-    has = {kind: sum(node.cores for node in nodes if node.hardware == kind) for kind in cores_max}
-    best = [(stage, cheapest(stage, cores_max)) for stage in stages]
-    needs = {kind: math.fsum(_cores(stage, by_kind, kind) for stage, by_kind in best) for kind in cores_max}
+    predictions, has = [prediction for prediction, _ in applications], dict[str, float]()
+    for node in nodes:
+        has[node.hardware] = has.get(node.hardware, 0.0) + node.cores
+    best = [
+        (stage, configurations.cheapest[stage.name])
+        for prediction, configurations in applications
+        for stage in prediction.stages.values()
+        if stage.rate_rps
+    ]
+    needs = {kind: math.fsum(_cores(stage, by_kind, kind) for stage, by_kind in best) for kind in has}
     needs = {kind: cores for kind, cores in needs.items() if cores}
     if not nodes or not needs:
         return

@@ -11,7 +11,7 @@ from typing import Final
 
 from sloop.core.planner import cores_by_hardware
 from sloop.core.views import CoreDemand
-from sloop.systems.planning.infeasibility import beyond_cluster, shortfalls_of
+from sloop.systems.planning.infeasibility import BestConfigurations, beyond_cluster, shortfalls_of
 from sloop.systems.planning.placement import Placement, PlanShortfall, Room
 from sloop.systems.planning.report import CoreLimit
 from sloop.systems.planning.steady import steady_plans
@@ -32,7 +32,8 @@ class ClusterPrediction:
     """Applications at steady rates, in requests per second by application.
 
     `beside` is an application of another prediction: this one has that application alone, at another rate, while all
-    others keep the plans that they have there. `clock` returns nanoseconds and times the decisions.
+    others keep the plans that they have there. `best`: those of another prediction of the same applications. `clock`
+    returns nanoseconds and times the decisions.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class ClusterPrediction:
         arrivals: Arrivals = "even",
         *,
         beside: "ApplicationPrediction | None" = None,
+        best: Mapping[str, BestConfigurations] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.setups, self.rates_rps, self.arrivals, self.beside = setups, rates_rps, arrivals, beside
         self.cluster: Sequence[Node] = setups[0].application.cluster
+        self.best = best or {setup.application.key: BestConfigurations(setup) for setup in setups}
         self.steady = steady_plans(setups, rates_rps, others=beside.kept_from_it if beside else (), clock=clock)
         self.applications = {setup.application.key: ApplicationPrediction(self, setup) for setup in setups}
 
@@ -61,7 +64,8 @@ class ClusterPrediction:
         shortfalls = [shortfall for application in applications for shortfall in application.shortfalls]
         if len(self.setups) == 1 or not shortfalls:
             return shortfalls
-        return [*beyond_cluster([application.timing for application in applications], self.cluster), *shortfalls]
+        best = [(application.timing, self.best[application.key]) for application in applications]
+        return [*beyond_cluster(best, self.cluster), *shortfalls]
 
     def demands_beside(self, key: str) -> list[CoreDemand]:
         """The cores of all applications but one."""
@@ -113,12 +117,12 @@ class ApplicationPrediction:
     @cached_property
     def plan_shortfalls(self) -> list[PlanShortfall]:
         """What its plan lacks, whoever has it."""
-        return shortfalls_of(self.setup, self.timing, self.room)
+        return shortfalls_of(self.setup, self.timing, self.room, self.whole.best[self.key])
 
     @cached_property
     def _shortfalls_otherwise(self) -> list[PlanShortfall]:
         """What its plan lacks under the other assumption about arrivals."""
-        return shortfalls_of(self.setup, self.otherwise, self.room)
+        return shortfalls_of(self.setup, self.otherwise, self.room, self.whole.best[self.key])
 
     @cached_property
     def limits(self) -> list[CoreLimit]:
@@ -182,7 +186,8 @@ class ApplicationPrediction:
         want more cores than there are, the cores are divided anew."""
         whole, rate_rps = self.whole, self.rate_rps + 1
         if whole.steady.limits and len(whole.setups) <= TOGETHER_MAX:
-            then = ClusterPrediction(whole.setups, {**whole.rates_rps, self.key: rate_rps}, whole.arrivals)
+            rates_rps = {**whole.rates_rps, self.key: rate_rps}
+            then = ClusterPrediction(whole.setups, rates_rps, whole.arrivals, best=whole.best)
         else:
-            then = ClusterPrediction([self.setup], {self.key: rate_rps}, whole.arrivals, beside=self)
+            then = ClusterPrediction([self.setup], {self.key: rate_rps}, whole.arrivals, beside=self, best=whole.best)
         return then.applications[self.key]

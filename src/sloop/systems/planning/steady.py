@@ -24,7 +24,7 @@ from sloop.core.views import (
 )
 from sloop.errors import InputError
 from sloop.policies.drop import Never
-from sloop.systems.planning.infeasibility import beyond_cluster
+from sloop.systems.planning.infeasibility import BestConfigurations, beyond_cluster
 from sloop.systems.planning.timing import PlanPrediction, StagePrediction
 from sloop.systems.setup import ApplicationSetup, raise_of_policy
 from sloop.text import counted, number
@@ -153,7 +153,8 @@ def _cut_short(
         if key not in changed or count <= REPLICAS_MAX:
             continue
         prediction = PlanPrediction(setup, plans[key], rates_rps[key])
-        for shortfall in beyond_cluster([prediction], setup.application.cluster):
+        best = BestConfigurations(setup)
+        for shortfall in beyond_cluster([(prediction, best)], setup.application.cluster):
             if shortfall.needs > BEYOND * shortfall.has:
                 times = number(round(shortfall.needs / shortfall.has))
                 reasons[key] = (
