@@ -183,7 +183,7 @@ def test_what_is_done_of_a_burst(limit_ms: int) -> None:
         return count
 
     best = max((done(batch) for batch in range(1, 9) if costs_ms[batch] <= limit_ms), default=0)
-    batch, served_rps = size.best_batch(limit_ms, 8, 2.0)
+    batch, served_rps = size.best_batch(limit_ms, 8, 2000.0)
     assert served_rps * 2.0 == pytest.approx(best)
     assert not best or done(batch) == best
 

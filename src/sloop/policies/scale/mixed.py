@@ -42,7 +42,7 @@ from sloop.solvers import mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
 from sloop.text import arrows, counted, listed
-from sloop.units import NS_PER_MS, ROUNDING, s, to_ms, to_s
+from sloop.units import NS_PER_MS, ROUNDING, s, to_ms
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 
 COUNT_MAX: Final = 10_000
@@ -92,17 +92,17 @@ class ReplicaSize:
         """The duration of a batch of one."""
         return to_ms(self.belief.costs_ns(self.slot)[1])
 
-    def best_batch(self, limit_ms: float, batch_max: int, group_s: float) -> tuple[int, float]:
+    def best_batch(self, limit_ms: float, batch_max: int, group_ms: float) -> tuple[int, float]:
         """The batch that serves most requests per second among those that take at most `limit_ms`, and how many it
-        serves; none if all take longer. With `group_s` all requests of this time come at once, and those that are done
+        serves; none if all take longer. With `group_ms` all requests of this time come at once, and those that are done
         within the limit count."""
         taken_ms = self.taken_ms(batch_max)
         sizes = np.arange(1, len(taken_ms) + 1)
         served_rps = 1000.0 * sizes / taken_ms
-        if group_s:
+        if group_ms:
             full = np.floor(limit_ms / taken_ms + ROUNDING)
             rest = np.searchsorted(taken_ms, limit_ms - full * taken_ms + ROUNDING, side="right")
-            served_rps = np.minimum(served_rps, (full * sizes + np.minimum(rest, sizes)) / group_s)
+            served_rps = np.minimum(served_rps, 1000.0 * (full * sizes + np.minimum(rest, sizes)) / group_ms)
         served_rps = np.where(taken_ms <= limit_ms + ROUNDING, served_rps, 0.0)
         best = int(served_rps.argmax())
         return best + 1, float(served_rps[best])
@@ -350,7 +350,7 @@ class MixedCluster:
         best: dict[tuple[str, str], float] = {}
         for size in sizes:  # the largest of each variant and kind comes first
             batch, served_rps = size.best_batch(
-                part_ms / waits, self._batch_max(size, waits), to_s(self.policy.group_ns)
+                part_ms / waits, self._batch_max(size, waits), to_ms(self.policy.group_ns)
             )
             key = (size.belief.variant, size.belief.hardware)
             if served_rps / size.cost > BETTER * best.get(key, 0.0):
