@@ -65,20 +65,19 @@ class AcceleratorFacts:
     sms: int
     gb_per_s: float
     """Memory bandwidth, in 10⁹ bytes per second."""
-    tflops_fp32: float
     max_w: float
     """Its power limit; of half a board half of the board's."""
 
 
 ACCELERATOR_FACTS: Final[Mapping[str, AcceleratorFacts]] = {
-    "M60": AcceleratorFacts(16, 160.0, 4.8, 150.0),
-    "K80": AcceleratorFacts(13, 240.0, 4.1, 150.0),
-    "P40": AcceleratorFacts(30, 346.0, 11.8, 250.0),
-    "T4": AcceleratorFacts(40, 320.0, 8.1, 70.0),
-    "V100": AcceleratorFacts(80, 900.0, 15.7, 300.0),
-    "A10": AcceleratorFacts(72, 600.0, 31.2, 150.0),
-    "A100": AcceleratorFacts(108, 1555.0, 19.5, 400.0),
-    "H100": AcceleratorFacts(132, 3350.0, 67.0, 700.0),
+    "M60": AcceleratorFacts(16, 160.0, 150.0),
+    "K80": AcceleratorFacts(13, 240.0, 150.0),
+    "P40": AcceleratorFacts(30, 346.0, 250.0),
+    "T4": AcceleratorFacts(40, 320.0, 70.0),
+    "V100": AcceleratorFacts(80, 900.0, 300.0),
+    "A10": AcceleratorFacts(72, 600.0, 150.0),
+    "A100": AcceleratorFacts(108, 1555.0, 400.0),
+    "H100": AcceleratorFacts(132, 3350.0, 700.0),
 }
 """By kind. A100 is the one with 40 GB, H100 that with SXM5."""
 

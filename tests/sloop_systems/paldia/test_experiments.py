@@ -272,7 +272,6 @@ def result(system: str, worse: float = 0.0) -> PaldiaResult:
         latencies_ms=tuple(p99_ms * percent / 99 for percent in range(1, 101)),
         watts=66.0 if usd_per_h > 1 else 38.0,
         gpu_busy=0.6 if usd_per_h > 1 else 6.0,
-        cpu_busy=6.0,
         gpu_p99_ms=180.0,
         near_peak=30.0 if system.endswith("-cost") else 99.0,
         overhead=83.0,

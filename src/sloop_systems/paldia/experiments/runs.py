@@ -104,7 +104,6 @@ class PaldiaResult(RunResult, frozen=True, kw_only=True):
     """The power of all nodes held, as a mean over the run."""
     gpu_busy: float
     """Part of the time in which GPU nodes were held and a batch ran on them, in percent; 0 if none was held."""
-    cpu_busy: float
     gpu_p99_ms: float
     """P99 of the requests that ran on GPUs; 0 if none did."""
     near_peak: float
@@ -221,7 +220,7 @@ def result_of(trial: PaldiaTrial, world: World, summary: RunSummary, batches: "B
     near_peak = seconds_near_peak(rates)
     busy = [second for second in summary.seconds() if second.start_s in near_peak]
     arrivals, served = sum(each.arrivals for each in busy), sum(each.served for each in busy)
-    gpus, cpus = ([each for each in rows if bool(KINDS[each.hardware].devices) is is_gpu] for is_gpu in (True, False))
+    gpus = [each for each in rows if KINDS[each.hardware].devices]
     return PaldiaResult(
         violations=100.0 * row.violations,
         cores=0.0,
@@ -232,7 +231,6 @@ def result_of(trial: PaldiaTrial, world: World, summary: RunSummary, batches: "B
         latencies_ms=tuple(summary.latency_ms([percent / 100 for percent in range(1, 101)])),
         watts=sum(_watts(each, batches) * each.held_s for each in rows) / run_s,
         gpu_busy=_busy(gpus, batches),
-        cpu_busy=_busy(cpus, batches),
         gpu_p99_ms=batches.gpu_p99_ms,
         near_peak=100.0 * served / arrivals if arrivals else 100.0,
         overhead=parts.overhead,
