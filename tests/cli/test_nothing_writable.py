@@ -10,7 +10,7 @@ from sloop.cli import check, main, profile, serve
 from sloop.cli import demo as demo_command
 from sloop.errors import MachineError
 from sloop.profile.profile import check_saving, path_beside
-from sloop.serve.weights.cache import MODELS_VARIABLE, ModelFolder
+from sloop.serve.weights.folder import MODELS_VARIABLE, ModelFolder
 
 
 @pytest.fixture(autouse=True)

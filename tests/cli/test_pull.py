@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from sloop.cli import main
 from sloop.cli.command import models_folder
-from sloop.serve.weights.cache import ModelFolder
+from sloop.serve.weights.folder import ModelFolder
 from sloop.serve.weights.sources import ModelSource
 from tests.serve.bad_store import BadStore, Served, SigningStore
 

@@ -38,7 +38,7 @@ from sloop.serve.copies import (
 )
 from sloop.serve.deploy import COPIES
 from sloop.serve.runtimes import FileRuntime, check_offer
-from sloop.serve.weights.cache import FILES, USED, locked_file
+from sloop.serve.weights.folder import FILES, USED, locked_file
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Canary
 from tests.serve.edge.fakes import LoopThread

@@ -1,5 +1,6 @@
 """Objects of S3, Google Cloud Storage and Azure, as obstore asks real sockets for them, and what a user is told."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.serve.weights import sources
+from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.objects import CloudStore, SignedStore
 from sloop.serve.weights.sources import (
     InterruptedTransferError,
@@ -266,3 +268,19 @@ def test_without_the_extra_the_line_that_installs_it_is_said(monkeypatch: pytest
             ModelSource.of(f"{scheme}://models/m.onnx")
         assert "pip install obstore" in str(raised.value.help)
     assert ModelSource.of("https://models/m.onnx").name == "m.onnx"
+
+
+def test_objects_are_read_on_by_the_cache(objects: SigningStore, tmp_path: Path) -> None:
+    objects.files["/models/m.bin"] = Served(CONTENT, drops=[100_000])
+
+    async def fetch() -> Path:
+        cache = WeightsCache(tmp_path / "cache", 10**9, patience=Patience(pause_s=0.001))
+        try:
+            return await cache.fetch(ModelSource.of("s3://models/m.bin"))
+        finally:
+            await cache.close()
+
+    assert asyncio.run(fetch()).read_bytes() == CONTENT
+    assert [headers.get("range") for headers in objects.asked("/models/m.bin")] == [None, "bytes=100000-"]
+    asyncio.run(fetch())
+    assert objects.sent_bytes["/models/m.bin"] == len(CONTENT)

@@ -17,7 +17,7 @@ import uvloop
 
 from sloop.errors import MachineError
 from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, joined
-from sloop.serve.weights import cache as weights
+from sloop.serve.weights import folder as kept
 from sloop.serve.weights import peers as module
 from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.peers import FileServer, PeerStore
@@ -280,7 +280,7 @@ def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
             found.append(module.known_file(folder, key, "big.bin") is not None)
 
         for name in ("_sync", "_write", "locked_file"):
-            monkeypatch.setattr(weights, name, looking_before(getattr(weights, name), look))
+            monkeypatch.setattr(kept, name, looking_before(getattr(kept, name), look))
         monkeypatch.setattr(Path, "unlink", looking_before(Path.unlink, look))
         commit = type(folder).commit
 
@@ -339,6 +339,39 @@ def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> 
         assert (await second.fetch(url, [first])).read_bytes() == CONTENT
 
     play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("begins", ["later", "slowly"])
+def test_a_peer_that_is_about_to_receive_the_file_is_waited_for(
+    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """Two that are ordered to fetch it at the same time ask before the other's transfer has a file."""
+    monkeypatch.setattr(module, "BEGIN_S", 60.0 if begins == "later" else 0.0)
+
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        url, content = f"{store.url}/big.bin#sha256={hashlib.sha256(CONTENT).hexdigest()}", store.files["/big.bin"]
+        store.files["/big.bin"] = replace(content, raw=b"")  # the store breaks off until the second has asked
+        asked = asyncio.Event()
+        opened = FileServer._opened
+
+        async def noted(self: FileServer, key: str, name: str) -> Any:  # as the original
+            asked.set()
+            return await opened(self, key, name)
+
+        monkeypatch.setattr(FileServer, "_opened", noted)
+        monkeypatch.setattr(first.cache, "_patience", replace(QUICK, tries=10**6, pause_s=0))
+        fetching = [asyncio.create_task(first.fetch(url))] if begins == "slowly" else []
+        fetching.append(asyncio.create_task(second.fetch(url, [first])))
+        await asked.wait()
+        if begins == "later":
+            fetching.append(asyncio.create_task(first.fetch(url)))
+        store.files["/big.bin"] = content
+        for path in await asyncio.gather(*fetching):
+            assert path.read_bytes() == CONTENT
+
+    play(tmp_path, scene)
+    assert store.sent_bytes["/big.bin"] == len(CONTENT)
 
 
 def test_peers_that_are_not_there_or_have_nothing_are_passed_over(store: BadStore, tmp_path: Path) -> None:

@@ -35,15 +35,18 @@ from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
-from sloop.serve.weights import cache as weights
-from sloop.serve.weights.cache import (
+from sloop.serve.weights import folder as kept
+from sloop.serve.weights import transfer
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.folder import (
+    ENTRY,
     FILES,
+    GONE,
     CachedModel,
     EntryRecord,
     FileRecord,
     ModelFolder,
     TransferState,
-    WeightsCache,
     source_of,
 )
 from sloop.serve.weights.sources import FolderStore, ModelSource, Patience, StoredFile, StoreError, Watch
@@ -99,7 +102,7 @@ def refused(folder: Path, text: str, budget_bytes: int = 10**9, **options: Any) 
     with pytest.raises(SloopError) as raised:
         fetched(folder, text, budget_bytes, **options)
     assert raised.value.help
-    assert not list(folder.glob(f"*/{weights.ENTRY}"))
+    assert not list(folder.glob(f"*/{ENTRY}"))
     return raised.value
 
 
@@ -383,7 +386,7 @@ def test_a_length_that_changes_within_a_version(store: BadStore, folder: Path) -
 def test_files_of_another_boot_are_not_resumed(store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.files["/m.bin"] = Served(CONTENT, drops=[100_000] * 3, ranges=False)
     refused(folder, f"{store.url}/m.bin")
-    monkeypatch.setattr(weights, "_boot", lambda: "another")
+    monkeypatch.setattr(kept, "_boot", lambda: "another")
     store.files["/m.bin"] = Served(CONTENT)
     assert fetched(folder, f"{store.url}/m.bin").read_bytes() == CONTENT
     assert "range" not in store.asked("/m.bin")[-1]
@@ -486,7 +489,7 @@ def test_the_last_caller_that_is_cancelled_ends_the_transfer(store: BadStore, fo
 
     async def scene(cache: WeightsCache) -> None:
         callers = [asyncio.create_task(cache.fetch(source)) for _ in range(3)]
-        await until(lambda: any(size > 100_000 for size in map(weights._size, folder.glob("*.part/files/m.bin"))))
+        await until(lambda: any(size > 100_000 for size in map(transfer._size, folder.glob("*.part/files/m.bin"))))
         for caller in callers:
             caller.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
@@ -804,7 +807,7 @@ def test_damaged_models_are_fetched_again(store: BadStore, folder: Path) -> None
     for damage in (
         lambda: os.truncate(path, 5),
         path.unlink,
-        lambda: (path.parents[1] / weights.ENTRY).write_text("{"),
+        lambda: (path.parents[1] / ENTRY).write_text("{"),
     ):
         damage()
         assert fetched(folder, f"{store.url}/m.bin") == path
@@ -815,7 +818,7 @@ def test_damaged_models_are_fetched_again(store: BadStore, folder: Path) -> None
 def test_what_a_crash_left_goes(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
     path = fetched(folder, f"{store.url}/m.bin")
-    (path.parents[1]).rename(folder / f"half{weights.GONE}")
+    (path.parents[1]).rename(folder / f"half{GONE}")
     ModelFolder(folder, 10).prepare()
     assert left_in(folder) == []
 
@@ -897,7 +900,7 @@ def test_a_killed_process_leaves_what_has_come(
 ) -> None:
     store.files["/m.bin"] = Served(CONTENT, hold=threading.Event())
     child = start(f"{store.url}/m.bin")
-    while not any(weights._size(path) >= 64_000 for path in folder.glob("*.part/files/m.bin")):
+    while not any(transfer._size(path) >= 64_000 for path in folder.glob("*.part/files/m.bin")):
         os.sched_yield()
     child.send_signal(signal.SIGKILL)
     child.wait()

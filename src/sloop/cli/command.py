@@ -41,7 +41,7 @@ from sloop.profile.model import is_model, row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
 from sloop.serve.copies import ExaminedModels, ModelCopy
-from sloop.serve.weights.cache import ModelFolder, usual_folder
+from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
 from sloop.systems import build_system
 from sloop.systems.system import is_system_file

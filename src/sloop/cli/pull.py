@@ -21,7 +21,8 @@ from sloop.cli.command import (
 from sloop.errors import SloopError
 from sloop.options import Value
 from sloop.profile.model import is_model, is_python
-from sloop.serve.weights.cache import MODELS_BYTES, MODELS_VARIABLE, WeightsCache
+from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache
+from sloop.serve.weights.folder import MODELS_VARIABLE
 from sloop.serve.weights.sources import ModelSource
 from sloop.serve.weights.web import WebStore
 from sloop.text import counted

@@ -87,7 +87,8 @@ from sloop.serve.processes import begin
 from sloop.serve.protocols import CutModel, Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import ProtocolError, RecordLink
-from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache, usual_folder
+from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache
+from sloop.serve.weights.folder import usual_folder
 from sloop.serve.weights.peers import FileServer, PeerStore, ServedStore
 from sloop.serve.weights.sources import ModelSource, Store
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas

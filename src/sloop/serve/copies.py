@@ -46,7 +46,7 @@ from sloop.profile.examine import Declared, ExaminedModel, examine
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
 from sloop.profile.profile import Joining, beside, digest, digest_of_all, files_of_weights, joining_in
 from sloop.serve.protocols import ExaminedFile
-from sloop.serve.weights.cache import FILES, USED, ModelPins, locked_file, source_of, usual_folder
+from sloop.serve.weights.folder import FILES, USED, ModelPins, locked_file, source_of, usual_folder
 from sloop.text import listed
 from sloop.user_code import SOURCES, modules_beside
 

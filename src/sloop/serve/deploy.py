@@ -71,7 +71,7 @@ from sloop.serve.messages import CutBlock, OfferModel, VariantJoining
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, CutModel, ModelState, Readiness, Servable
-from sloop.serve.weights.cache import source_of
+from sloop.serve.weights.folder import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
     application_in,

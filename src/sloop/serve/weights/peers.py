@@ -27,7 +27,8 @@ from urllib.parse import quote, unquote
 
 from sloop.errors import MachineError
 from sloop.serve.network import STALLED_S_MAX, Endpoint, NetworkLink, Purpose, joined
-from sloop.serve.weights.cache import FILES, MANIFEST, ModelFolder, WeightsCache
+from sloop.serve.weights.cache import WeightsCache
+from sloop.serve.weights.folder import FILES, ModelFolder
 from sloop.serve.weights.sources import (
     Download,
     InterruptedTransferError,
@@ -38,6 +39,7 @@ from sloop.serve.weights.sources import (
     Watch,
     is_strong,
 )
+from sloop.serve.weights.transfer import MANIFEST
 from sloop.serve.weights.web import ask, download_of, range_from, version_in
 from sloop.text import host_and_port
 
@@ -49,8 +51,10 @@ GROWTH_S: Final = 0.001
 BEGIN_S: Final = 0.5
 """How long a request waits for this machine's own transfer of the file to begin: a peer that was ordered to fetch the
 file at the same time may ask before it has begun."""
+LOOK_S: Final = 0.01
+"""How often to check whether a file has begun to come."""
 STALLED_S: Final = 5.0
-"""If a file has not grown for this long, the answer ends, and the reader continues with another peer."""
+"""If a file has not begun, or not grown, for this long, the answer ends, and the reader continues with another peer."""
 SILENT_S: Final = 6.0
 """A peer that has sent nothing for this long has gone."""
 REQUEST: Final = re.compile(r"GET /(?P<key>[0-9a-f]{16})/(?P<name>\S+) HTTP/1\.1")
@@ -160,16 +164,16 @@ class FileServer:
         return True
 
     async def _opened(self, key: str, name: str) -> tuple[int, KnownFile] | None:
-        """A descriptor of a file, which stays with it when it is moved. None if this machine does not have it, also
-        when its transfer of the model has had time to begin."""
+        """A descriptor of a file, which stays with it when it is moved. None if this machine does not have it, and its
+        transfer of the model has had time to begin, or to reach this file."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         while True:
             found = await loop.run_in_executor(None, self._open, key, name)
-            is_coming = any(cache.is_fetching(key) for cache in self._caches())
-            if found is not None or not is_coming or loop.time() - begin_s > BEGIN_S:
+            within_s = STALLED_S if any(cache.is_fetching(key) for cache in self._caches()) else BEGIN_S
+            if found is not None or loop.time() - begin_s > within_s:
                 return found
-            await asyncio.sleep(GROWTH_S)
+            await asyncio.sleep(LOOK_S)
 
     def _open(self, key: str, name: str) -> tuple[int, KnownFile] | None:
         for _ in range(2):  # a transfer may complete and move it in between
