@@ -121,9 +121,9 @@ def test_a_changed_action_is_found_where_it_is() -> None:
     difference = replay_log(records, setup().core()).difference
     assert difference is not None
     assert difference.record == place + 1
-    assert difference.recorded["replica"] == 9
+    assert difference.recorded["worker"] == 9
     assert difference.replayed is not None
-    assert difference.replayed["replica"] == 0
+    assert difference.replayed["worker"] == 0
 
 
 @pytest.mark.parametrize("dropped", [-1, 1])
