@@ -107,7 +107,7 @@ async def steps(folder: Path) -> list[tuple[str, str, float]]:
             "tensors to a block, a block to tensors",
             timed(lambda: [(write_block(tensors, None), read_block(answer)) for _ in range(TOGETHER)]),
         ),
-        ("tensors to JSON", timed(lambda: [write("path", "1", wanted, {"y": output}) for _ in range(TOGETHER)])),
+        ("tensors to JSON", timed(lambda: [write("path", "1", wanted.form, {"y": output}) for _ in range(TOGETHER)])),
     ]
     core = [
         ("records out of a frame and into one", timed(lambda: (read_frame(frame), encode(told)))),

@@ -24,6 +24,7 @@ from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpConnection, HttpServer
 from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edges import EdgePort
 from sloop.serve.insight import Insight
@@ -267,7 +268,7 @@ class Way(Deciding):
         port.tell(self.offer)
         service = edge.service
         self.wire = Wire()
-        self._connections = self._connected(Rest(service).answer, service.bodies)
+        self._connections = self._connected(Rest(service, LargeJson()).answer, service.bodies)
         self._at_once = self._connected(lambda exchange: exchange.reply(200, b"{}"), service.bodies)
 
     def _connected(self, answer: Any, bodies: BodyMemory) -> list[HttpConnection]:

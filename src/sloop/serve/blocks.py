@@ -10,7 +10,7 @@ size in bytes of each tensor; the size of text does not follow from the other tw
 because most requests to a model have the same table.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from struct import Struct as Layout
 from struct import error as LayoutError
@@ -32,8 +32,6 @@ ARENA_BYTES: Final = 4 << 30
 TABLE_BYTES_MAX: Final = 64 * 1024
 TABLES_MAX: Final = 1024
 """How many tables are cached, in each direction."""
-COPIED_BYTES: Final = 128 * 1024
-"""The most bytes that are copied in one step. Writing this many into new pages takes some 0.1 ms."""
 RANK_MAX: Final = 16
 
 CODES: Final = (*ITEM_BYTES, "BYTES", MISSING.datatype)
@@ -76,6 +74,11 @@ def layout_of(kinds: tuple[Kind, ...]) -> BlockLayout:
             _of_kinds.clear()
         found = _of_kinds[kinds] = _made(kinds)
     return found
+
+
+def layout_for(tensors: Sequence[Tensor]) -> BlockLayout:
+    """See `layout_of`."""
+    return layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
 
 
 def _made(kinds: tuple[Kind, ...]) -> BlockLayout:
@@ -138,14 +141,11 @@ def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
 
     Raises `ArenaFull`, and `ProtocolError` for tensors that a table cannot describe.
     """
-    layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
+    layout = layout_for(tensors)
     if arena is None or layout.size <= INLINE_BYTES_MAX:
         if len(tensors) == 1:
             return layout.table + tensors[0].data
-        parts: list[bytes | bytearray | memoryview] = [layout.table]
-        for place, tensor in enumerate(tensors):
-            parts += (tensor.data, layout.places[place][2])
-        return b"".join(parts)
+        return b"".join(block_parts(tensors))
     block, memory = arena.allocate(layout.size)
     memory[: len(layout.table)] = layout.table
     for tensor, (start, end, _) in zip(tensors, layout.places, strict=True):
@@ -153,24 +153,13 @@ def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
     return block
 
 
-def write_block_in_steps(tensors: Sequence[Tensor], arena: Arena | None) -> Generator[None, None, Block]:
-    """The same in steps, of which none copies more than `COPIED_BYTES`. If the steps are not finished, the block is
-    freed."""
-    layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
-    if arena is None or layout.size <= COPIED_BYTES:
-        return write_block(tensors, arena)
-    block, memory = arena.allocate(layout.size)
-    try:
-        memory[: len(layout.table)] = layout.table
-        for tensor, (start, end, _) in zip(tensors, layout.places, strict=True):
-            data = memoryview(tensor.data).cast("B")
-            for at in range(0, len(data), COPIED_BYTES):
-                memory[start + at : min(start + at + COPIED_BYTES, end)] = data[at : at + COPIED_BYTES]
-                yield
-    except BaseException:
-        arena.free(block)
-        raise
-    return block
+def block_parts(tensors: Sequence[Tensor]) -> list[bytes | bytearray | memoryview]:
+    """A block of tensors, without copying them. Raises `ProtocolError` likewise."""
+    layout = layout_for(tensors)
+    parts: list[bytes | bytearray | memoryview] = [layout.table]
+    for tensor, (_, _, padding) in zip(tensors, layout.places, strict=True):
+        parts += (tensor.data, padding)
+    return parts
 
 
 def tensors_in(memory: bytes | memoryview) -> list[Tensor]:

@@ -5,7 +5,7 @@ An edge handles network protocols but no queues, the driver the core but no HTTP
 Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,9 +79,9 @@ class RequestSink(Protocol):
         """
         ...
 
-    def store(self, tensors: Mapping[str, Tensor], application: str) -> Generator[None, None, Mapping[str, Tensor]]:
-        """Copy large tensors to where `submit` needs them, in steps of a fraction of a millisecond. The result is to be
-        submitted instead of them, once. If it is not, or the steps are not finished, the copy is given up."""
+    async def store(self, tensors: Mapping[str, Tensor], application: str) -> Mapping[str, Tensor]:
+        """Copy large tensors to where `submit` needs them; others get their turn every fraction of a millisecond. The
+        result is to be submitted instead of them, once. If it is not, or this is cancelled, the copy is given up."""
         ...
 
     def cancel(self, request: RequestId) -> None:

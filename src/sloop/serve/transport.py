@@ -110,6 +110,9 @@ class FrameKind(IntEnum):
     """From a worker: a request that shared a forward pass got something else than alone; the payload says what."""
     ALONE = 32
     """To a worker: from the next batch on, requests share no forward pass."""
+    LARGE = 33
+    """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
+    it."""
 
 
 class Frame(Struct, frozen=True, gc=False):

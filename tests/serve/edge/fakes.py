@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,10 @@ import numpy as np
 
 from sloop.app.application import Limits
 from sloop.serve.edge.bodies import BodyMemory
+from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.http import HttpServer, HttpSettings
 from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.listener import listen
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.rest import Rest
@@ -93,9 +95,9 @@ class FakeDriver:
             asyncio.get_running_loop().call_soon(on_end, ended)
         return RequestId(len(self.seen))
 
-    def store(self, tensors: Mapping[str, Tensor], application: str) -> Generator[None, None, Mapping[str, Tensor]]:
+    async def store(self, tensors: Mapping[str, Tensor], application: str) -> Mapping[str, Tensor]:
         self.stored.append(application)
-        yield
+        await asyncio.sleep(0)
         return tensors
 
     def cancel(self, request: RequestId) -> None:
@@ -209,6 +211,18 @@ def make_service(
     return service
 
 
+class WebServer(HttpServer):
+    """Ends what answers its requests too."""
+
+    def __init__(self, large: LargeJson, answer: Callable[[Exchange], None], **others: Any) -> None:
+        super().__init__(answer, **others)
+        self._large = large
+
+    async def close(self, within_s: float) -> None:
+        await super().close(within_s)
+        self._large.close()
+
+
 def web_server(
     service: InferenceService,
     *,
@@ -216,8 +230,10 @@ def web_server(
     settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
 ) -> HttpServer:
     """The HTTP server of a service, not started."""
-    rest = Rest(service)
-    return HttpServer(
+    large = LargeJson()
+    rest = Rest(service, large)
+    return WebServer(
+        large,
         rest.answer,
         bodies=service.bodies,
         requests_max=requests_max,

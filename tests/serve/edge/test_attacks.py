@@ -15,17 +15,16 @@ import tracemalloc
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sloop.errors import InputError
-from sloop.serve.edge import handshakes, steps, tcp
+from sloop.serve.edge import handshakes, tcp
 from sloop.serve.edge import http as module
 from sloop.serve.edge import listener as listening
 from sloop.serve.edge.bodies import BodyMemory
@@ -43,7 +42,6 @@ from sloop.serve.edge.listener import (
     raise_descriptor_limit,
 )
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.steps import Steps
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
 from tests.serve.edge.raw import converse, one_answer
 from tests.serve.edge.test_framing import BODY, HEAD, LIVE, post
@@ -85,13 +83,25 @@ class Edge:
 
 
 class Nowhere:
-    """A connection of a request that nobody answers."""
+    """A connection of which nobody reads the answers."""
 
     address = "nowhere"
-    later = staticmethod(lambda piece: piece())
 
-    def answer(self, *_: object) -> None:
-        raise AssertionError
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def answer(self, _exchange: Exchange, status: int, *_: object) -> None:
+        self.statuses.append(status)
+
+
+async def turns_of(work: Coroutine[Any, Any, None]) -> int:
+    """The turns of the event loop that some work takes."""
+    task, turns = asyncio.ensure_future(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    task.result()
+    return turns
 
 
 @pytest.fixture
@@ -292,10 +302,10 @@ def test_a_bomb_is_inflated_only_up_to_the_bound(edges: Callable[..., Edge], rat
 
 
 def test_a_compressed_body_in_parts_of_a_byte_costs_what_it_costs_in_one() -> None:
-    """It takes the room that is counted, and is inflated in as many steps."""
+    """It takes the room that is counted, and is inflated in as many turns."""
     plain = b"".join(b"%d" % place for place in range(40_000))
     pressed = gzip.compress(plain, mtime=0)
-    steps = []
+    turns = []
     for size in (1, len(pressed)):
         bodies = BodyMemory(2**22, 2**22)
         exchange = Exchange(Nowhere(), "POST", {}, 0, limit_bytes=2**22, inflater=zlib.decompressobj(31))
@@ -307,11 +317,11 @@ def test_a_compressed_body_in_parts_of_a_byte_costs_what_it_costs_in_one() -> No
         tracemalloc.stop()
         assert exchange.packed is not None, "most of it is kept as it is"
         assert held_bytes <= 1.25 * bodies.held_bytes + 2**16, "and the window of zlib"
-        steps.append(sum(1 for _ in exchange.inflate_rest(bodies)))
+        turns.append(asyncio.run(turns_of(exchange.inflate_rest(bodies))))
         assert exchange.body == plain
         exchange.drop()
         assert bodies.held_bytes == 0
-    assert steps[0] <= steps[1] + 1
+    assert 2 < turns[0] <= turns[1] + 1
 
 
 def test_a_refused_body_is_read_for_a_while_so_that_the_client_sees_the_answer(edges: Callable[..., Edge]) -> None:
@@ -1115,35 +1125,39 @@ def test_a_request_leaves_no_cycle_however_long_it_stays(thread: LoopThread) -> 
 class Large:
     """What a large request holds."""
 
-    is_wanted, failures = True, 0
 
-    def read(self, end: str) -> Steps[None]:
-        yield
-        yield
-        if end == "refused":
-            raise Refusal(400, "no")
-
-    def fail(self, _error: Exception, _spent_ns: int) -> None:
-        self.failures += 1
+async def worked(large: Large, end: str) -> None:
+    await asyncio.sleep(0)
+    if end == "refused":
+        raise Refusal(400, "no")
+    await asyncio.sleep(0 if end == "read" else 60)
+    assert large
 
 
 @pytest.mark.parametrize("end", ["read", "refused", "left"])
-def test_work_in_steps_leaves_no_cycle(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_comes_later_leaves_no_cycle(end: str) -> None:
     """What it holds, such as a body of megabytes, is free when it ends, and not at the next garbage collection."""
-    monkeypatch.setattr(steps, "STEP_NS", 0)
-    pieces: list[Callable[[], None]] = []
-    large = Large()
-    gone = weakref.ref(large)
+
+    async def main() -> None:
+        nowhere, large = Nowhere(), Large()
+        exchange = Exchange(nowhere, "POST", {}, 0)
+        gone = weakref.ref(large)
+        exchange.answer_later(worked(large, end))
+        del large
+        for _ in range(2):
+            await asyncio.sleep(0)
+        if end == "left":
+            assert exchange.on_gone is not None
+            exchange.is_open = False
+            exchange.on_gone()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert gone() is None
+        assert nowhere.statuses == ([400] if end == "refused" else [])
+
     gc.disable()
     try:
-        steps.do_in_steps(large.read(end), pieces.append, partial(getattr, large, "is_wanted"), large.fail)
-        assert len(pieces) == 1, "it has begun"
-        large.is_wanted = end != "left"
-        while pieces:
-            pieces.pop()()
-        assert large.failures == (end == "refused")
-        del large
-        assert gone() is None
+        asyncio.run(main())
     finally:
         gc.enable()
 

@@ -73,4 +73,4 @@ def test_a_mutated_body_is_read_or_refused(data: st.DataObject) -> None:
 
 def test_the_unmutated_body_is_read() -> None:
     wanted = read(BODY + bytes(16), str(len(BODY)), INTAKE)
-    assert wanted.outputs == {"y": True}
+    assert wanted.form.outputs == {"y": True}

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -6,10 +7,10 @@ import pytest
 from msgspec import structs
 
 from sloop.serve.edge.inputs import InputValidator, read
+from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService
-from sloop.serve.edge.steps import at_once
 from sloop.tensor import Port, Signature
 from tests.serve.edge.fakes import FakeDriver, Gateway, make_service
 
@@ -22,7 +23,7 @@ def service_of(*inputs: Port, api_key: str = "") -> InferenceService:
 
 
 def described_by(service: InferenceService) -> Any:
-    return json.loads(b"".join(at_once(describe(service))))
+    return json.loads(b"".join(asyncio.run(describe(service))))
 
 
 def body_of(service: InferenceService) -> Any:
@@ -35,7 +36,7 @@ def test_describes_every_path_and_method_there_is() -> None:
     service.add(replace(service.models["demo"], name="other"))
     service.add(replace(service.models["demo"], versions=["1", "2"]))
     described = described_by(service)
-    rest = Rest(service)
+    rest = Rest(service, LargeJson())
     routes: dict[str, list[str]] = {path: [*verbs] for path, verbs in rest.pages.items() if not path.endswith("/v2/")}
     for name, model in service.models.items():
         for base in (name, *(f"{name}/versions/{version}" for version in model.versions)):
@@ -85,9 +86,17 @@ def test_a_large_input_has_no_example_and_the_api_key_is_described() -> None:
     assert "secret" not in json.dumps(described)
 
 
-def test_of_many_models_each_is_described_in_a_step_of_its_own() -> None:
+def test_others_get_their_turn_after_each_of_many_models() -> None:
     service = service_of(Port("x", "FP32", (-1, 3)))
     for number in range(100):
         service.add(replace(service.models["demo"], name=f"model-{number}"))
-    assert sum(1 for _ in describe(service)) == 101
+
+    async def turns() -> int:
+        described, found = asyncio.create_task(describe(service)), 0
+        while not described.done():
+            await asyncio.sleep(0)
+            found += 1
+        return found
+
+    assert asyncio.run(turns()) > 101
     assert "/v1/models/model-99/versions/1:predict" in described_by(service)["paths"]

@@ -178,7 +178,7 @@ def test_an_output_is_asked_for_once() -> None:
 
 
 def test_classes_are_asked_for_output_by_output() -> None:
-    wanted = read(body(wanted='"classification": 2, "binary_data": true'), None, VALIDATOR)
-    assert (wanted.outputs, wanted.classes) == ({"y": True, "z": False}, {"y": 2})
-    assert not read(body(wanted='"classification": 0'), None, VALIDATOR).classes
+    form = read(body(wanted='"classification": 2, "binary_data": true'), None, VALIDATOR).form
+    assert (form.outputs, form.classes) == ({"y": True, "z": False}, {"y": 2})
+    assert not read(body(wanted='"classification": 0'), None, VALIDATOR).form.classes
     check({"classification": 0}, OF_OUTPUT, "parameters")

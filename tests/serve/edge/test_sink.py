@@ -15,7 +15,6 @@ from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import Assembly, Need, Source
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.sink import READY_S, EdgeSink
-from sloop.serve.edge.steps import at_once
 from sloop.serve.messages import (
     Ask,
     AskReady,
@@ -134,11 +133,11 @@ def test_a_full_arena_refuses_and_freed_blocks_are_used_again(scene: Scene) -> N
 def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene) -> None:
     tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
     for _ in range(5):
-        stored = at_once(scene.sink.store(tensors, "demo"))
+        stored = asyncio.run(scene.sink.store(tensors, "demo"))
         assert scene.arena.held_bytes > 400_000
         del stored
         assert scene.arena.held_bytes == 0
-    stored = at_once(scene.sink.store(tensors, "demo"))
+    stored = asyncio.run(scene.sink.store(tensors, "demo"))
     scene.sink.withdraw("demo")
     with pytest.raises(KeyError):
         scene.sink.submit(stored, application="demo", on_end=scene.ended.append)
@@ -149,7 +148,7 @@ def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene) -> None:
 
 def test_stored_tensors_that_are_submitted_stay_until_they_are_freed(scene: Scene) -> None:
     tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
-    scene.sink.submit(at_once(scene.sink.store(tensors, "demo")), application="demo", on_end=scene.ended.append)
+    scene.sink.submit(asyncio.run(scene.sink.store(tensors, "demo")), application="demo", on_end=scene.ended.append)
     (submit,) = scene.sent
     assert isinstance(submit, Submit)
     assert isinstance(submit.block, Address)

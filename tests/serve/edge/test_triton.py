@@ -12,7 +12,6 @@ from sloop.app.application import Limits
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import Model
-from sloop.serve.edge.steps import at_once
 from sloop.serve.edge.triton import CLASSIFIED_MAX, classified, configuration
 from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, bfloats_of, split_strings
 
@@ -24,7 +23,8 @@ def model_of(*outputs: Port, **labels: tuple[str, ...]) -> Model:
 
 def classes_of(tensor: Tensor, count: int, shape: tuple[int, ...], *labels: str) -> tuple[tuple[int, ...], list[str]]:
     model = model_of(Port("y", tensor.datatype, shape), y=labels)
-    found = at_once(classified({"y": tensor, "other": tensor}, {"y": count}, model))
+    ports = model.validator.signature.outputs
+    found = classified({"y": tensor, "other": tensor}, {"y": count}, ports, model.labels)
     assert found["other"] is tensor
     assert found["y"].datatype == "BYTES"
     return found["y"].shape, [element.decode() for element in split_strings(found["y"].data)]
@@ -44,9 +44,8 @@ def test_a_tensor_without_rows_has_one_list_of_classes() -> None:
 
 
 def test_an_output_of_the_request_as_a_whole_has_one_list_of_classes() -> None:
-    signature = Signature((), (Port("y", "UINT8", (-1, 2), has_rows=False),))
-    model = Model("demo", 1, InputValidator(signature), Limits())
-    found = at_once(classified({"y": Tensor("UINT8", (2, 2), bytes([1, 9, 3, 4]))}, {"y": 2}, model))
+    port = Port("y", "UINT8", (-1, 2), has_rows=False)
+    found = classified({"y": Tensor("UINT8", (2, 2), bytes([1, 9, 3, 4]))}, {"y": 2}, (port,), {})
     assert (found["y"].shape, split_strings(found["y"].data)) == ((2,), [b"9:1", b"4:3"])
 
 

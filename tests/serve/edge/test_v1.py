@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.steps import at_once
-from sloop.serve.edge.v1 import read, read_in_steps, write
+from sloop.serve.edge.v1 import read, write
 from sloop.tensor import Port, Signature, Tensor, join_strings
 from tests.serve.edge.fakes import Gateway
 from tests.serve.edge.test_rest import Ask, ask  # noqa: F401  # a fixture
@@ -70,9 +69,8 @@ def test_rows_are_not_asked_of_a_model_with_an_input_for_the_whole_request() -> 
     with_side = validator_of(Port("x", "FP32", (-1, 2)), Port("threshold", "FP32", (1,), has_rows=False))
     whole = {"x": [[1, 2], [3, 4]], "threshold": [0.5]}
     assert tensors_of({"inputs": whole}, with_side) == {"x": ((2, 2), f32(1, 2, 3, 4)), "threshold": ((1,), f32(0.5))}
-    for read_body in (read, lambda body, validator: at_once(read_in_steps(body, validator))):
-        with pytest.raises(Refusal, match="input 'threshold' belongs to the request as a whole"):
-            read_body(json.dumps({"instances": [{"x": [1, 2], "threshold": [0.5]}]}).encode(), with_side)
+    with pytest.raises(Refusal, match="input 'threshold' belongs to the request as a whole"):
+        tensors_of({"instances": [{"x": [1, 2], "threshold": [0.5]}]}, with_side)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_a_wrong_body_is_refused_by_name(body: object, validator: InputValidator
 
 def answered(outputs: Mapping[str, Tensor], rows: int | None) -> Any:
     body = {"inputs": [[1, 2]] * 2} if rows is None else {"instances": [[1, 2]] * rows}
-    return json.loads(write(read(json.dumps(body).encode(), ONE), outputs))
+    return json.loads(write(read(json.dumps(body).encode(), ONE).rows, outputs))
 
 
 Y = Tensor("FP32", (2, 1), f32(1, 2))

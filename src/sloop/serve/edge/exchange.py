@@ -3,12 +3,14 @@
 It makes the checks that RFC 9110 and 9112 require and `httptools` leaves out.
 """
 
+import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import Task
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -17,7 +19,6 @@ from msgspec import Struct
 from sloop.serve.edge.bodies import BodyMemory, BodyReservation
 from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, named
 from sloop.serve.edge.refusal import Refusal, bad
-from sloop.serve.edge.steps import Later, Steps
 from sloop.text import quoted
 
 JSON: Final = "application/json"
@@ -39,7 +40,8 @@ NOT_KEPT: Final = frozenset(
 INFLATERS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Encodings of bodies, and zlib's number for their format."""
 INFLATED_BYTES: Final = 64 * 1024
-"""How much is inflated at a time; what a body has beyond that is inflated in steps, when all of it has arrived."""
+"""How much is inflated at a time; what a body has beyond that is inflated when all of it has arrived, and others get
+their turn in between."""
 PACKED_BYTES: Final = 16 * 1024
 """How much of it is given to zlib at a time, which copies what it has not yet inflated."""
 
@@ -53,11 +55,6 @@ class Respondent(Protocol):
     """The connection that a request came on."""
 
     address: str
-
-    @property
-    def later(self) -> Later:
-        """How work on its requests goes on in another turn of the event loop."""
-        ...
 
     def answer(
         self, exchange: "Exchange", status: int, body: Buffer | Sequence[Buffer], content_type: str, headers: Fields
@@ -104,7 +101,7 @@ class Exchange(Struct, eq=False):
     """What the client calls the request, if that is known; see `name`."""
     on_read: Callable[[], None] | None = None
     """Called once when the body has been read, or need not be read."""
-    on_gone: Callable[[], None] | None = None
+    on_gone: Callable[[], object] | None = None
     """Called if the client disconnects before the answer."""
     on_sent: Callable[[], None] | None = None
     """Called once when the answer has left, or cannot leave any more: what it was made of may be released."""
@@ -152,13 +149,29 @@ class Exchange(Struct, eq=False):
             headers = (("www-authenticate", "Bearer"),)
         self.reply_error(refusal.status, refusal.what, refusal.fix, headers=headers)
 
-    def refuse_for(self, error: Exception, _spent_ns: int = 0) -> None:
+    def refuse_for(self, error: Exception) -> None:
         """Answer after an exception; one that is no `Refusal` is a bug."""
         if isinstance(error, Refusal):
             self.refuse(error)
             return
         _log.error("internal error while answering %s", self.path, exc_info=error)
         self.reply_error(500, "failed: internal error of the server", "see the server's log, and report it")
+
+    def answer_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let `work` answer the request in a task of its own, which ends early if the client leaves. What it raises is
+        answered."""
+        answering = asyncio.get_running_loop().create_task(work)
+        self.on_gone = answering.cancel
+        _answering.add(answering)
+        answering.add_done_callback(self._answered)
+
+    def _answered(self, answering: Task[None]) -> None:
+        _answering.discard(answering)
+        error = None if answering.cancelled() else answering.exception()
+        if answering.cancelled() or error is not None:
+            self.on_gone = None  # it knows the task, and so the exception and all that its frames hold
+        if isinstance(error, Exception):
+            self.refuse_for(error)
 
     def receive(self, part: bytes, bodies: BodyMemory) -> None:
         """Keep a part of the body. Raises a `Refusal` if there is no room for it."""
@@ -224,16 +237,15 @@ class Exchange(Struct, eq=False):
         self._take(len(part), len(self.packed) + len(part), bodies)
         self.packed += part
 
-    def inflate_rest(self, bodies: BodyMemory) -> Steps[None]:
+    async def inflate_rest(self, bodies: BodyMemory) -> None:
         """Inflate what was kept. Raises a `Refusal` if that is too much, or not what its header says."""
-        inflater = self.inflater
+        inflater, packed = self.inflater, self.packed or b""
         assert inflater is not None
-        packed = self.packed or b""
         for at in range(0, len(packed), PACKED_BYTES):
             left = bytes(packed[at : at + PACKED_BYTES])
-            while left and self.is_open:
+            while left:
                 left = self._inflate(inflater, left, bodies)
-                yield
+                await asyncio.sleep(0)
         self.packed = None
         self.complete()
 
@@ -250,6 +262,10 @@ class Exchange(Struct, eq=False):
         if inflater.unused_data or (inflater.eof and not (part or found)):
             raise Refusal(400, "content-encoding: bytes follow the compressed body", "send one compressed body")
         return inflater.unconsumed_tail
+
+
+_answering: Final[set[Task[None]]] = set()
+"""The event loop knows its tasks only weakly."""
 
 
 def error_body(what: str, fix: str = "") -> bytes:

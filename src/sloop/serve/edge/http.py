@@ -44,10 +44,19 @@ from sloop.serve.edge.exchange import (
     malformed,
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
-from sloop.serve.edge.intake import PAGE_DEADLINE_NS, TOO_OLD, Intake, LargeIntake, announced_bytes, is_whole, target_of
+from sloop.serve.edge.intake import (
+    LARGE_BYTES,
+    PAGE_DEADLINE_NS,
+    STEP_NS,
+    TOO_OLD,
+    Intake,
+    LargeIntake,
+    announced_bytes,
+    is_whole,
+    target_of,
+)
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.steps import STEP_NS, Later, Steps, do_in_steps
 from sloop.serve.edge.tcp import client_has_left, waited_in_kernel_ns
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
@@ -61,8 +70,6 @@ UNREAD_BYTES_MAX: Final = 64 * 1024
 """Bytes that wait behind an unanswered request before reading from the connection pauses."""
 ALL_UNREAD_BYTES_MAX: Final = 64 * 2**20
 """Unparsed bytes on all connections together; beyond it, connections that add to them are closed."""
-LARGE_BYTES: Final = 32 * 1024
-"""A request of this size takes so long to read that it waits for its turn once more when its body is here."""
 UNKNOWN_HEADS: Final = 64
 LOOKED_UP: Final = 8
 """Of so many heads in a row that were not known, so many are looked up and kept: a client whose heads all differ,
@@ -231,7 +238,7 @@ class HttpConnection(ServerConnection):
     def eof_received(self) -> bool:
         """The client sends no more: it has gone, or its message is cut short."""
         if self._waits_for_turn:  # which of the two is known when all has been parsed
-            self.later(self._end_after_turn)
+            self._server.intake.go_on_later(self._end_after_turn)
             return True
         if self._is_sending and self._answering is not None:
             self._answering.is_last = True
@@ -355,11 +362,6 @@ class HttpConnection(ServerConnection):
         )
 
     # One request after another
-
-    @property
-    def later(self) -> Later:
-        """How work on its requests goes on in another turn of the event loop."""
-        return self._server.intake.go_on_later
 
     @property
     def deferred_ns(self) -> int:
@@ -957,7 +959,9 @@ class HttpServer:
         )
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
         self.large = LargeIntake(lambda: self.open_requests < self.requests_max)
-        """Of requests whose body has been received and is so large that it is read in steps."""
+        """Of requests whose body has been received and is large."""
+        self._inflating = asyncio.Lock()
+        """One body after another: however many clients send compressed ones, others wait for one piece at a time."""
         self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
@@ -1059,13 +1063,13 @@ class HttpServer:
         if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
             exchange.reply(204, b"", headers=CORS_PREFLIGHT)
         elif exchange.packed is not None:
-            steps = self._inflate_and_answer(exchange)
-            do_in_steps(steps, self.intake.go_on_later, lambda: exchange.is_open, exchange.refuse_for)
+            exchange.answer_later(self._inflate_and_answer(exchange))
         else:
             self._answer(exchange)
 
-    def _inflate_and_answer(self, exchange: Exchange) -> Steps[None]:
-        yield from exchange.inflate_rest(self.bodies)
+    async def _inflate_and_answer(self, exchange: Exchange) -> None:
+        async with self._inflating:
+            await exchange.inflate_rest(self.bodies)
         self._answer(exchange)
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:

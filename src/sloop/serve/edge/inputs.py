@@ -13,11 +13,8 @@ Source: Open Inference Protocol v2, "Inference", and Triton's "binary tensor dat
 """
 
 import json
-import re
-import secrets
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import inf, isfinite, isnan, nan, prod
 from typing import Any, Final, TypeVar
@@ -27,18 +24,6 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from sloop.serve.edge.decimals import FEW_BYTES, KINDS, shortest
-from sloop.serve.edge.lists import (
-    Outline,
-    Text,
-    check_list,
-    malformed,
-    outline,
-    pack_list,
-    too_deep,
-    with_words,
-    write_list,
-    write_string,
-)
 from sloop.serve.edge.parameters import (
     BINARY,
     BINARY_OUTPUT,
@@ -52,7 +37,6 @@ from sloop.serve.edge.parameters import (
     flag,
 )
 from sloop.serve.edge.refusal import Refusal, bad
-from sloop.serve.edge.steps import LARGE_BYTES, Steps, at_once
 from sloop.tensor import (
     ITEM_BYTES,
     LENGTH,
@@ -88,12 +72,9 @@ JOINED_BYTES_MAX: Final = 64 * 1024
 """Larger binary outputs are sent from where they are; smaller ones are copied, so that they leave with the head."""
 COPIED_BYTES_MAX: Final = 4 * 1024
 """Parts of bodies up to this size are copied, which takes less time than to make views of them."""
-LISTED_BYTES_MAX: Final = 16 * 1024
-"""Larger outputs are written in steps: their JSON takes more than half a millisecond."""
-LISTS_MAX: Final = 1024
-"""Outputs without elements are as well, if they are nested into more empty lists."""
-STRINGS_AT_ONCE: Final = 512
-"""How many strings are looked at in one step."""
+WORDS_BYTES_MAX: Final = 2**20
+"""The largest JSON in which NaN and Infinity may be words without quotation marks: Python's parser, which takes them,
+needs ten times as long as msgspec."""
 SHAPES_MAX: Final = 1024
 """How many valid input shapes are cached."""
 ELEMENTS_MAX: Final = 2**31 - 1
@@ -125,6 +106,8 @@ class InputValidator:
         """The outputs of a request that does not select any: all outputs, none or all of them binary."""
         self.counting = [port.name for port in signature.inputs if port.counts_rows]
         """The inputs whose first dimension is the number of rows."""
+        self.has_text = any(port.datatype == "BYTES" for port in self.ports.values())
+        """Whether it takes text, of which each element has to be looked at."""
         self.help = f"send {_body_of(signature)}; /openapi.json describes every request"
         """The correction for a body that is no request."""
         self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
@@ -219,12 +202,10 @@ def _body_of(signature: Signature) -> str:
 
 
 def check_raw(datatype: str, shape: tuple[int, ...], data: Buffer, field: str) -> None:
-    """Check that raw bytes have the length that type and shape require. A large BYTES tensor is left to
-    `check_strings_in_steps`."""
+    """Check that raw bytes have the length that type and shape require."""
     count = prod(shape)
     if datatype == "BYTES":
-        if len(data) <= LARGE_BYTES:
-            check_strings(memoryview(data), count, field)
+        check_strings(memoryview(data), count, field)
     elif len(data) != count * ITEM_BYTES[datatype]:
         raise bad(
             field,
@@ -235,26 +216,10 @@ def check_raw(datatype: str, shape: tuple[int, ...], data: Buffer, field: str) -
 
 def check_strings(data: memoryview, count: int, field: str) -> None:
     """Check that `data` holds `count` strings, each preceded by its length."""
-    at_once(strings_checked(data, count, field))
-
-
-def check_strings_in_steps(tensors: Mapping[str, Tensor]) -> Steps[None]:
-    """Check large BYTES tensors, of which `check_raw` has not looked at the elements."""
-    for name, tensor in tensors.items():
-        if tensor.datatype == "BYTES" and len(tensor.data) > LARGE_BYTES:
-            yield from strings_checked(memoryview(tensor.data), prod(tensor.shape), f"input {name!r}")
-
-
-def strings_checked(data: memoryview, count: int, field: str) -> Steps[None]:
-    """Check that `data` holds `count` strings, each preceded by its length."""
     at, found, last = 0, 0, len(data) - LENGTH_BYTES
     while at <= last and found <= count:
-        for _ in range(STRINGS_AT_ONCE):
-            at += LENGTH_BYTES + LENGTH.unpack_from(data, at)[0]
-            found += 1
-            if at > last:
-                break
-        yield
+        at += LENGTH_BYTES + LENGTH.unpack_from(data, at)[0]
+        found += 1
     if at != len(data) or found != count:
         raise bad(
             field,
@@ -269,19 +234,9 @@ def pack(datatype: str, shape: tuple[int, ...], count: int, data: list[Any], fie
         data = flatten(data, field, len(shape))
     raw = pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
     if len(data) != count:
-        raise miscounted(f"{len(data)}", shape, count, field)
+        what = f"{len(data)} elements, but shape {list(shape)} has {count}"
+        raise bad(field, what, "send every element once, in row-major order")
     return raw
-
-
-def miscounted(found: str, shape: tuple[int, ...], count: int, field: str) -> Refusal:
-    """The 400 for a list with another number of elements than its tensor."""
-    what = f"{found} elements, but shape {list(shape)} has {count}"
-    return bad(field, what, "send every element once, in row-major order")
-
-
-def converted(datatype: str, data: list[Any], field: str) -> bytes:
-    """A flat list as raw bytes."""
-    return pack_strings(data, field) if datatype == "BYTES" else pack_numbers(datatype, data, field)
 
 
 def flatten(data: list[Any], field: str, depth_max: int) -> list[Any]:
@@ -351,8 +306,6 @@ def unpack(tensor: Tensor) -> list[Any]:
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 HELP: Final = "send one JSON object; /openapi.json describes every request"
-OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
-"""How a JSON object begins."""
 
 
 class InputObject(Struct, gc=False):
@@ -400,31 +353,33 @@ class ResponseObject(Struct, gc=False):
     id: str | UnsetType = UNSET
 
 
-class ParsedRequest(Struct, gc=False):
-    """A validated inference request, and the form of its response."""
+class AnswerForm(Struct, frozen=True, gc=False):
+    """What a request says of its answer."""
 
-    tensors: Mapping[str, Tensor]
-    id: str | UnsetType
-    parameters: Parameters
     outputs: Mapping[str, bool]
     """The outputs to return, in order, and whether each is sent as binary."""
     classes: Mapping[str, int]
     """For outputs that are returned as classes, the largest first: how many (`sloop.serve.edge.triton`)."""
+    id: str | UnsetType = UNSET
+
+
+class ParsedRequest(Struct, gc=False):
+    """A validated inference request."""
+
+    tensors: Mapping[str, Tensor]
+    parameters: Parameters
+    form: AnswerForm
 
 
 NO_CLASSES: Final[Mapping[str, int]] = {}
-NOTHING_PACKED: Final[Mapping[int, bytearray]] = {}
-NO_MARKS: Final[Mapping[str, str]] = {}
 _DECODER: Final = msgspec.json.Decoder(InferObject)
 _ENCODER: Final = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
-def decoded(
-    content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", fix: str = HELP, *, has_words: bool | None = None
-) -> T:
+def decoded(content: Buffer, decoder: "msgspec.json.Decoder[T]", fix: str = HELP) -> T:
     """A JSON body as the decoder's type. Raises a 400 that names the field, with `fix`. NaN and Infinity may be words
-    without quotation marks; `has_words` says whether they are, in the body of which this is the rest."""
+    without quotation marks."""
     try:
         str(content, "utf-8")  # the decoder does not look into strings of fields that nobody needs
         try:
@@ -433,97 +388,40 @@ def decoded(
             raise
         except msgspec.DecodeError:
             raw = bytes(content)
-            if not (has_words if has_words is not None else b"NaN" in raw or b"Infinity" in raw):
+            if len(raw) > WORDS_BYTES_MAX or not (b"NaN" in raw or b"Infinity" in raw):
                 raise
             converted: T = msgspec.convert(with_words(raw), decoder.type)
             return converted
     except msgspec.ValidationError as error:
         raise bad("body", str(error), fix) from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise (malformed(error, fix) if content else Refusal(400, "the body is empty", fix)) from None
+        what = bad("body", f"malformed JSON ({error})", fix)
+        raise (what if content else Refusal(400, "the body is empty", fix)) from None
     except RecursionError:
-        raise too_deep() from None
+        raise bad("body", "JSON nested too deeply", "send flat lists of elements") from None
 
 
-def read(body: Text, header_length: str | None, validator: InputValidator) -> ParsedRequest:
+def with_words(text: bytes) -> Any:  # noqa: ANN401  # any JSON
+    """The value of JSON in which NaN and Infinity may be words. Raises `ValueError` and `RecursionError`."""
+    found = json.loads(text)
+    # Half a character, such as \ud800, passes Python's parser, but cannot be written.
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def read(body: Buffer, header_length: str | None, validator: InputValidator) -> ParsedRequest:
     """Parse and validate a request body. Raises a 400 that names the field."""
     head, tail = (body, None) if header_length is None else split(body, header_length)
     asked = decoded(head, _DECODER, validator.help)
     parameters = asked.parameters or {}
     if parameters:
         check(parameters, OF_REQUEST, "parameters")
-    return ParsedRequest(
-        validator.complete(read_inputs(asked.inputs, tail, validator)),
-        UNSET if asked.id is None else asked.id,
-        parameters,
-        *read_outputs(asked.outputs, parameters, validator),
-    )
+    tensors = validator.complete(read_inputs(asked.inputs, tail, validator))
+    outputs = read_outputs(asked.outputs, parameters, validator)
+    return ParsedRequest(tensors, parameters, AnswerForm(*outputs, UNSET if asked.id is None else asked.id))
 
 
-class Asked(Struct, gc=False):
-    """A large body whose JSON was decoded, except for its long lists."""
-
-    request: InferObject
-    outline: Outline
-    tail: Buffer | None
-    """The binary tensors after the JSON."""
-
-
-def ask_in_steps(body: Text, header_length: str | None, validator: InputValidator) -> Steps[Asked]:
-    """Parse the body of a large request as far as its long lists. Raises a 400 that names the field."""
-    size, tail = len(body), None
-    if header_length is not None:
-        head, tail = split(body, header_length)
-        size = len(head)
-    if body and not OBJECT.match(body):  # a picture, say, which must not be searched for lists
-        raise malformed("it does not begin with {", validator.help)
-    if size > LARGE_BYTES:
-        found = yield from outline(body, size, b"data")
-    else:
-        found = Outline(body[:size], has_words=None)
-    return Asked(decoded(found.rest, _DECODER, validator.help, has_words=found.has_words), found, tail)
-
-
-def read_in_steps(asked: Asked, validator: InputValidator) -> Steps[ParsedRequest]:
-    """Validate a large request. Raises a 400 that names the field."""
-    parameters = asked.request.parameters or {}
-    if parameters:
-        check(parameters, OF_REQUEST, "parameters")
-    packed = yield from _pack_lists(asked, validator)
-    tensors = validator.complete(read_inputs(asked.request.inputs, asked.tail, validator, packed))
-    yield from check_strings_in_steps(tensors)
-    return ParsedRequest(
-        tensors,
-        UNSET if asked.request.id is None else asked.request.id,
-        parameters,
-        *read_outputs(asked.request.outputs, parameters, validator),
-    )
-
-
-def _pack_lists(asked: Asked, validator: InputValidator) -> Steps[dict[int, bytearray]]:
-    """The elements of the long lists, by the position of their input."""
-    packed: dict[int, bytearray] = {}
-    for index, given in enumerate(asked.request.inputs):
-        found = asked.outline.list_at(given.data)
-        if found is None or (given.parameters and given.parameters.get(BINARY_SIZE) is not None):
-            continue
-        try:
-            shape, convert = given.shape, partial(converted, given.datatype, field="data")
-            count = validator.count(given.name, given.datatype, shape)
-            made = yield from pack_list(
-                found, asked.outline, convert, depth_max=len(shape), count_max=count, field="data"
-            )
-            if made.count != count:
-                raise miscounted(f"{made.count}{' or more' * (made.count > count)}", shape, count, "data")
-        except Refusal as refusal:
-            raise refusal.within(f"inputs[{index}]") from None
-        given.data, packed[index] = None, made.data
-    for each in asked.outline.lists:  # those of fields that mean nothing to this server
-        yield from check_list(each, asked.outline)
-    return packed
-
-
-def split(body: Text, header_length: str) -> tuple[Buffer, Buffer]:
+def split(body: Buffer, header_length: str) -> tuple[Buffer, Buffer]:
     """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
     if not (header_length.isascii() and header_length.lstrip("0").isdigit()):  # 0 would leave no JSON
@@ -535,13 +433,8 @@ def split(body: Text, header_length: str) -> tuple[Buffer, Buffer]:
     return view[:length], view[length:]
 
 
-def read_inputs(
-    inputs: list[InputObject],
-    tail: Buffer | None,
-    validator: InputValidator,
-    packed: Mapping[int, bytearray] = NOTHING_PACKED,
-) -> dict[str, Tensor]:
-    """The input tensors by name; binary ones are slices of `tail`, in order. Those in `packed` were converted."""
+def read_inputs(inputs: list[InputObject], tail: Buffer | None, validator: InputValidator) -> dict[str, Tensor]:
+    """The input tensors by name; binary ones are slices of `tail`, in order."""
     tensors: dict[str, Tensor] = {}
     at = 0
     for index, given in enumerate(inputs):
@@ -556,9 +449,7 @@ def read_inputs(
                 data = binary(given, tail, at)
                 at += len(data)
             elif given.data is None:
-                if index not in packed:
-                    raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
-                data = packed[index]
+                raise bad("data", "missing", "send data, or parameters.binary_data_size and the bytes")
             else:
                 data = pack(given.datatype, given.shape, count, given.data)
         except Refusal as refusal:
@@ -611,41 +502,12 @@ def read_outputs(
 
 
 def write(
-    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]
+    model: str, version: str, form: AnswerForm, outputs: Mapping[str, Tensor]
 ) -> tuple[bytes | Sequence[Buffer], int | None]:
     """The response body, large ones in several parts, and the length of its JSON if binary tensors follow."""
-    head, tail = _write(model, version, wanted, outputs, NO_MARKS)
-    if not tail:
-        return head, None
-    is_large = sum(map(len, tail)) > JOINED_BYTES_MAX
-    return (head, *tail) if is_large else b"".join((head, *tail)), len(head)
-
-
-def write_in_steps(
-    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor]
-) -> Steps[tuple[Sequence[Buffer], int | None]]:
-    """The same for large outputs."""
-    mark = secrets.token_hex(8)
-    texts: dict[str, list[bytes]] = {}
-    for name, is_binary in wanted.outputs.items():
-        tensor = outputs.get(name)
-        if tensor is not None and not is_binary and len(tensor.data) > LISTED_BYTES_MAX:
-            texts[name] = yield from write_list((prod(tensor.shape),), ElementReader(name, tensor).take)
-    head, tail = _write(model, version, wanted, outputs, dict.fromkeys(texts, mark))
-    first, *rests = head.split(b'["%b"]' % mark.encode())
-    parts = [first]
-    for text, rest in zip(texts.values(), rests, strict=True):
-        parts += (*text, rest)
-    return (*parts, *tail), sum(map(len, parts)) if tail else None
-
-
-def _write(
-    model: str, version: str, wanted: ParsedRequest, outputs: Mapping[str, Tensor], marks: Mapping[str, str]
-) -> tuple[bytes, list[Buffer]]:
-    """The JSON of a response, in which the elements of an output that has a mark are that alone; and what follows."""
     written: list[ResponseOutput] = []
     tail: list[Buffer] = []
-    for name, is_binary in wanted.outputs.items():
+    for name, is_binary in form.outputs.items():
         tensor = outputs.get(name)
         if tensor is None:
             continue  # an output of a branch that this request did not take
@@ -654,56 +516,12 @@ def _write(
             written.append(ResponseOutput(name, tensor.datatype, tensor.shape, UNSET, size))
             tail.append(tensor.data)
         else:
-            data = [marks[name]] if name in marks else listed(name, tensor)
-            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, data))
-    return _ENCODER.encode(ResponseObject(model, version, written, wanted.id)), tail
-
-
-def are_large(outputs: Mapping[str, Tensor]) -> bool:
-    """Whether outputs must be written in steps."""
-    for tensor in outputs.values():
-        if len(tensor.data) > LISTED_BYTES_MAX or (not tensor.data and lists_in(tensor.shape) > LISTS_MAX):
-            return True
-    return False
-
-
-def lists_in(shape: Sequence[int]) -> int:
-    """How many empty lists stand for a tensor without elements, if its lists are nested."""
-    return prod(shape[: shape.index(0)]) if 0 in shape else 0
-
-
-class ElementReader:
-    """Reads the elements of an output one after the other, as JSON has them. BYTES elements are shown as `string` says,
-    those of more than `LARGE_BYTES` as `string_in_steps`; either may raise `UnicodeDecodeError`."""
-
-    def __init__(
-        self,
-        name: str,
-        tensor: Tensor,
-        string: Callable[[memoryview], object] = lambda data: str(data, "utf-8"),
-        string_in_steps: Callable[[memoryview], Steps[object]] = write_string,
-    ) -> None:
-        self._name, self._datatype = name, tensor.datatype
-        self._string, self._string_in_steps = string, string_in_steps
-        self._data, self._at = memoryview(tensor.data).cast("B"), 0
-
-    def take(self, count: int) -> Steps[list[Any]]:
-        """So many of the next elements. Raises a 500 for a string that JSON cannot hold."""
-        if self._datatype != "BYTES":
-            begin, self._at = self._at, self._at + count * ITEM_BYTES[self._datatype]
-            return listed(self._name, Tensor(self._datatype, (count,), self._data[begin : self._at]))
-        found: list[Any] = []
-        for _ in range(count):
-            begin = self._at + LENGTH_BYTES
-            self._at = begin + int.from_bytes(self._data[self._at : begin], "little")
-            data = self._data[begin : self._at]
-            try:
-                found.append(
-                    self._string(data) if len(data) <= LARGE_BYTES else (yield from self._string_in_steps(data))
-                )
-            except UnicodeDecodeError as error:
-                raise not_text(self._name, error) from None
-        return found
+            written.append(ResponseOutput(name, tensor.datatype, tensor.shape, listed(name, tensor)))
+    head = _ENCODER.encode(ResponseObject(model, version, written, form.id))
+    if not tail:
+        return head, None
+    is_large = sum(map(len, tail)) > JOINED_BYTES_MAX
+    return (head, *tail) if is_large else b"".join((head, *tail)), len(head)
 
 
 def listed(name: str, tensor: Tensor) -> list[Any]:
@@ -711,17 +529,12 @@ def listed(name: str, tensor: Tensor) -> list[Any]:
     try:
         elements = unpack(tensor)
     except UnicodeDecodeError as error:
-        raise not_text(name, error) from None
+        fix = "ask for it as binary: outputs[].parameters.binary_data = true"
+        raise Refusal(500, f"output {name!r} is not text ({error.reason})", fix) from None
     # The sum of finite numbers may be infinite; then the elements are looked at for nothing.
     if tensor.datatype in FLOATS and not isfinite(sum(elements)):
         return [element if isfinite(element) else _named(element) for element in elements]
     return elements
-
-
-def not_text(name: str, error: UnicodeDecodeError) -> Refusal:
-    """The 500 for a string that JSON cannot hold."""
-    fix = "ask for it as binary: outputs[].parameters.binary_data = true"
-    return Refusal(500, f"output {name!r} is not text ({error.reason})", fix)
 
 
 def _named(element: float) -> str:

@@ -61,6 +61,10 @@ PAGE_DEADLINE_NS: Final = 2 * NS_PER_S
 PATIENCE_SHARES: Final = 0.25, 0.5
 """The shares of its deadline that a request may wait to be taken up: at least, and at most."""
 STAY_GAIN: Final = 1 / 16
+LARGE_BYTES: Final = 32 * 1024
+"""A smaller body is read in less than a millisecond in nearly any form."""
+STEP_NS: Final = 3 * NS_PER_MS // 10
+"""How long a connection goes on with what has come at once before others get their turn."""
 READING_MAX: Final = 2
 """Large requests that are read at a time."""
 ARRIVING_NS: Final = 30 * NS_PER_MS
@@ -323,8 +327,8 @@ class Intake:
 
 
 class LargeIntake(Intake):
-    """The same for requests so large that they are read in steps. Few come and are read at a time: all together, each
-    with an equal part of the time, would all be late. The others wait with their body at the client."""
+    """The same for requests of more than `LARGE_BYTES`. Few come and are read at a time: all together, each with an
+    equal part of the time, would all be late. The others wait with their body at the client."""
 
     def __init__(self, has_room: Callable[[], bool]) -> None:
         super().__init__(lambda: self._open() < READING_MAX and has_room())

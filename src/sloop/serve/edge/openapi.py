@@ -4,6 +4,7 @@ Tests fuzz the server with it, so that the description matches the server.
 Source: OpenAPI Specification 3.1.0; Open Inference Protocol v2 for the objects.
 """
 
+import asyncio
 from math import prod
 from typing import Final
 
@@ -14,7 +15,6 @@ from sloop.serve.edge import service as offered
 from sloop.serve.edge.bodies import PREDICT
 from sloop.serve.edge.parameters import CLASSES_MAX, MS_MAX
 from sloop.serve.edge.service import NAMES_MAX, InferenceService, Model
-from sloop.serve.edge.steps import Steps
 from sloop.serve.edge.v1 import SIGNATURE_NAME
 from sloop.tensor import Port
 from sloop.text import listed
@@ -104,7 +104,7 @@ REASONS: Final = {
 }
 
 
-def describe(service: InferenceService) -> Steps[list[bytes]]:
+async def describe(service: InferenceService) -> list[bytes]:
     """The complete description, with the models and versions that serve now, in parts: hundreds of models have some
     megabytes."""
     answers: Schema = {"type": "object"}
@@ -147,7 +147,7 @@ def describe(service: InferenceService) -> Steps[list[bytes]]:
     parts = [_ENCODE(description | {"paths": paths}).removesuffix(b"}}")]
     for model in list(service.models.values()):
         parts += (b",", _ENCODE(_paths_of(model))[1:-1])
-        yield
+        await asyncio.sleep(0)  # others get their turn
     return [*parts, b"}}"]
 
 

@@ -25,6 +25,7 @@ from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpServer, HttpSettings
 from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
@@ -120,6 +121,7 @@ class EdgeServer:
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
         self.service = InferenceService(self.sink, self.sink, bodies, self.keys, has_repository=has_repository)
+        self._large = LargeJson()
         self.port = self._web(settings) if settings.socket_folder is None else self._rpc(settings)
         """What speaks with the clients."""
         self._access = AccessLog(settings.access_log, settings.log_group) if settings.access_log else None
@@ -138,7 +140,7 @@ class EdgeServer:
         """What to do for each kind of record."""
 
     def _web(self, settings: EdgeSettings) -> "HttpServer | Rpc":
-        rest = Rest(self.service)
+        rest = Rest(self.service, self._large)
         return HttpServer(
             rest.answer,
             bodies=self.service.bodies,
@@ -175,6 +177,7 @@ class EdgeServer:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
         await asyncio.sleep(LAST_READ_S)
         await self.port.close(LEAVE_S)
+        self._large.close()
         if self._access is not None:
             self._access.close()
 

@@ -4,7 +4,7 @@ Every request is answered, and every answer that is not a success is `{"error": 
 "HTTP/REST"; docs/serving.md lists the status codes and headers.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -17,23 +17,13 @@ from sloop.serve.edge import v1
 from sloop.serve.edge.bodies import MODELS, PREDICT, V1_MODELS, inferred
 from sloop.serve.edge.exchange import Buffer, Exchange
 from sloop.serve.edge.identity import NAMELESS, REQUEST_ID, TRACEPARENT, identity_of
-from sloop.serve.edge.inputs import (
-    HEADER_LENGTH,
-    ParsedRequest,
-    are_large,
-    ask_in_steps,
-    decoded,
-    read,
-    read_in_steps,
-    write,
-    write_in_steps,
-)
-from sloop.serve.edge.lists import REST_BYTES_MAX
+from sloop.serve.edge.inputs import HEADER_LENGTH, AnswerForm, decoded, read, write
+from sloop.serve.edge.intake import LARGE_BYTES
+from sloop.serve.edge.large import LargeJson, must_be_written_apart
 from sloop.serve.edge.openapi import describe
-from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget_ns
+from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, Parameters, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
-from sloop.serve.edge.steps import LARGE_BYTES, Steps, do_in_steps, within
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
 from sloop.serve.messages import (
     AskDecisions,
@@ -60,6 +50,8 @@ REPOSITORY_INDEX: Final = "/v2/repository/index"
 REPOSITORY_MODELS: Final = "/v2/repository/models/"
 DECISIONS: Final = 100
 DECISIONS_MAX: Final = 10_000
+SHORT_BYTES_MAX: Final = 64 * 1024
+"""The largest body of a request that is not inference."""
 
 UNSUPPORTED: Final[Mapping[str, str]] = {
     "/generate": "outputs are not streamed: POST …/infer answers with all of them at once",
@@ -89,6 +81,7 @@ _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 OPTIONAL: Final[Mapping[str, object]] = {"parameters": {"optional": True}}
 """In the metadata of an input that need not be given."""
 
+NO_FORM: Final = AnswerForm({}, {})
 T = TypeVar("T")
 Page = Callable[[Exchange], None]
 ModelPage = Callable[[Exchange, Model, str], None]
@@ -98,8 +91,8 @@ ModelPage = Callable[[Exchange, Model, str], None]
 class Rest:
     """Answers HTTP requests; the HTTP server calls `answer`."""
 
-    def __init__(self, service: InferenceService) -> None:
-        self.service = service
+    def __init__(self, service: InferenceService, large: LargeJson) -> None:
+        self.service, self._large = service, large
         self._openapi: tuple[object, list[bytes]] = (None, [])
         """The models and versions that the description was last made for, and the description."""
         pages: dict[str, Page] = {
@@ -229,51 +222,48 @@ class Rest:
         if version:
             self.service.model(model.name, version)
         if len(exchange.body) > LARGE_BYTES:
-            do_in_steps_for(exchange, self._infer_in_steps(exchange, model, version))
+            exchange.answer_later(self._infer_large(exchange, model, version))
             return
         wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
-        on_end = partial(_end, _write, exchange, model, wanted)
-        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.id, wanted.outputs)
+        on_end = partial(_end, self._write, exchange, model, wanted.form)
+        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.form)
 
-    def _infer_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
-        """The same for a large body."""
-        headers = exchange.headers
-        asked = yield from ask_in_steps(exchange.body, headers.get(HEADER_LENGTH), model.validator)
-        if asked.tail is None:
-            exchange.body = b""
-        until_ns = _deadline_ns(exchange, model, asked.request.parameters or {})
-        wanted = yield from within(until_ns, read_in_steps(asked, model.validator))
-        del asked
-        tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
-        wanted.tensors = {}  # of which there is a copy now
-        on_end = partial(_end, _write, exchange, model, wanted)
-        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.id, wanted.outputs)
+    async def _infer_large(self, exchange: Exchange, model: Model, version: str) -> None:
+        wanted = await self._large.read(exchange.body, exchange.headers.get(HEADER_LENGTH), model)
+        exchange.body = b""
+        tensors = await self._store(exchange, model, version, wanted.tensors, wanted.parameters)
+        on_end = partial(_end, self._write, exchange, model, wanted.form)
+        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.form)
 
-    def _store(self, model: Model, version: str, tensors: Mapping[str, Tensor]) -> Steps[Mapping[str, Tensor]]:
-        """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile."""
+    async def _store(
+        self, exchange: Exchange, model: Model, version: str, tensors: Mapping[str, Tensor], parameters: Parameters
+    ) -> Mapping[str, Tensor]:
+        """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile, and a 504 if its deadline
+        has passed: nobody would wait for the answer any more."""
         self.service.model(model.name, version)
-        stored = yield from self.service.sink.store(tensors, model.name)
+        stored = await self.service.sink.store(tensors, model.name)
         self.service.model(model.name, version)
+        slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
+        if exchange.age_ns > (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns:
+            what = "dropped: its deadline had passed before it was read"
+            raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, what, "allow more time with x-slo-ms, or send less")
         return stored
 
     def _predict(self, exchange: Exchange, model: Model, version: str) -> None:
         if version:
             self.service.model(model.name, version)
         if len(exchange.body) > LARGE_BYTES:
-            do_in_steps_for(exchange, self._predict_in_steps(exchange, model, version))
+            exchange.answer_later(self._predict_large(exchange, model, version))
             return
         wanted = v1.read(exchange.body, model.validator)
-        self._submit(exchange, model, version, wanted.tensors, {}, partial(_end, _write_v1, exchange, model, wanted))
+        on_end = partial(_end, self._write_v1, exchange, model, wanted.rows)
+        self._submit(exchange, model, version, wanted.tensors, {}, on_end)
 
-    def _predict_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
-        """The same for a large body."""
-        body, exchange.body = exchange.body, b""
-        until_ns = _deadline_ns(exchange, model, {})
-        wanted = yield from within(until_ns, v1.read_in_steps(body, model.validator))
-        del body
-        tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
-        wanted.tensors = {}
-        self._submit(exchange, model, version, tensors, {}, partial(_end, _write_v1, exchange, model, wanted))
+    async def _predict_large(self, exchange: Exchange, model: Model, version: str) -> None:
+        wanted = await self._large.read_v1(exchange.body, model)
+        exchange.body = b""
+        tensors = await self._store(exchange, model, version, wanted.tensors, {})
+        self._submit(exchange, model, version, tensors, {}, partial(_end, self._write_v1, exchange, model, wanted.rows))
 
     def _submit(
         self,
@@ -283,13 +273,12 @@ class Rest:
         tensors: Mapping[str, Tensor],
         parameters: Mapping[str, object],
         on_end: Callable[[RequestResult], None],
-        id: object = "",
-        outputs: Collection[str] = (),
+        form: AnswerForm = NO_FORM,
     ) -> None:
         sink, headers = self.service.sink, exchange.headers
         identity = NAMELESS
-        if REQUEST_ID in headers or TRACEPARENT in headers or id:
-            identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), id)
+        if REQUEST_ID in headers or TRACEPARENT in headers or form.id:
+            identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), form.id)
             exchange.request_id = identity.request_id
         exchange.body = b""
         if exchange.on_read is not None:
@@ -304,11 +293,34 @@ class Rest:
             began_ns=exchange.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
-            outputs=outputs,
+            outputs=form.outputs,
             on_end=on_end,
         )
         if exchange.is_open:
             exchange.on_gone = partial(sink.cancel, request)
+
+    def _write(self, exchange: Exchange, model: Model, form: AnswerForm, ended: RequestResult) -> None:
+        """Answer an inference of V2."""
+        if must_be_written_apart(form, ended.outputs):
+            exchange.answer_later(self._write_large(exchange, model, form, ended))
+            return
+        outputs = ended.outputs
+        if form.classes:
+            outputs = classified(outputs, form.classes, model.validator.signature.outputs, model.labels)
+        _reply(exchange, ended.outcome, *write(model.name, ended.version, form, outputs))
+
+    async def _write_large(self, exchange: Exchange, model: Model, form: AnswerForm, ended: RequestResult) -> None:
+        _reply(exchange, ended.outcome, *(await self._large.write(model, ended.version, form, ended.outputs)))
+
+    def _write_v1(self, exchange: Exchange, _model: Model, rows: int | None, ended: RequestResult) -> None:
+        """Answer an inference of V1."""
+        if must_be_written_apart(None, ended.outputs):
+            exchange.answer_later(self._write_large_v1(exchange, rows, ended))
+        else:
+            _reply(exchange, ended.outcome, v1.write(rows, ended.outputs), None)
+
+    async def _write_large_v1(self, exchange: Exchange, rows: int | None, ended: RequestResult) -> None:
+        _reply(exchange, ended.outcome, await self._large.write_v1(rows, ended.outputs), None)
 
     def _server(self, exchange: Exchange) -> None:
         say(
@@ -446,10 +458,10 @@ class Rest:
         if self._openapi[0] == versions:
             exchange.reply(200, self._openapi[1])
         else:
-            do_in_steps_for(exchange, self._describe(exchange, versions))
+            exchange.answer_later(self._describe(exchange, versions))
 
-    def _describe(self, exchange: Exchange, versions: object) -> Steps[None]:
-        self._openapi = versions, (yield from describe(self.service))
+    async def _describe(self, exchange: Exchange, versions: object) -> None:
+        self._openapi = versions, await describe(self.service)
         exchange.reply(200, self._openapi[1])
 
     def _state(self, exchange: Exchange) -> None:
@@ -472,17 +484,6 @@ class Rest:
         return name
 
 
-def do_in_steps_for(exchange: Exchange, steps: Steps[None]) -> None:
-    """Do work for a request as long as its client waits."""
-    do_in_steps(steps, exchange.connection.later, lambda: exchange.is_open, exchange.refuse_for)
-
-
-def _deadline_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object]) -> int:
-    """When a large request has had its time, in `time.monotonic_ns`."""
-    slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
-    return exchange.began_ns + (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns
-
-
 def _budget_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object]) -> tuple[int | None, int]:
     """(slo_ns, elapsed_ns) of a request from its headers and its parameters."""
     headers = exchange.headers
@@ -500,7 +501,7 @@ def _end(
     write_answer: Callable[[Exchange, Model, T, RequestResult], None],
     exchange: Exchange,
     model: Model,
-    wanted: T,
+    form: T,
     ended: RequestResult,
 ) -> None:
     """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
@@ -510,23 +511,9 @@ def _end(
         outcome = ended.outcome
         if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
             raise refusal_of(ended)
-        write_answer(exchange, model, wanted, ended)
+        write_answer(exchange, model, form, ended)
     except Exception as error:
         exchange.refuse_for(error)
-
-
-def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> None:
-    """Answer an inference of V2."""
-    if wanted.classes or are_large(ended.outputs):
-        do_in_steps_for(exchange, _write_in_steps(exchange, model, wanted, ended))
-    else:
-        _reply(exchange, ended.outcome, *write(model.name, ended.version, wanted, ended.outputs))
-
-
-def _write_in_steps(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> Steps[None]:
-    """The same with large outputs."""
-    outputs = (yield from classified(ended.outputs, wanted.classes, model)) if wanted.classes else ended.outputs
-    _reply(exchange, ended.outcome, *(yield from write_in_steps(model.name, ended.version, wanted, outputs)))
 
 
 def _reply(exchange: Exchange, outcome: Outcome, body: Buffer | Sequence[Buffer], json_bytes: int | None) -> None:
@@ -537,24 +524,11 @@ def _reply(exchange: Exchange, outcome: Outcome, body: Buffer | Sequence[Buffer]
         exchange.reply(200, body, content_type=OCTETS, headers=(*met, (HEADER_LENGTH, str(json_bytes))))
 
 
-def _write_v1(exchange: Exchange, _model: Model, wanted: v1.Prediction, ended: RequestResult) -> None:
-    """Answer an inference of V1."""
-    if are_large(ended.outputs):
-        do_in_steps_for(exchange, _write_v1_in_steps(exchange, wanted, ended))
-    else:
-        _reply(exchange, ended.outcome, v1.write(wanted, ended.outputs), None)
-
-
-def _write_v1_in_steps(exchange: Exchange, wanted: v1.Prediction, ended: RequestResult) -> Steps[None]:
-    """The same with large outputs."""
-    _reply(exchange, ended.outcome, (yield from v1.write_in_steps(wanted, ended.outputs)), None)
-
-
 def _short(body: bytes | bytearray) -> bytes | bytearray:
     """The body of a request that is not inference. Raises a 413 if it takes long to read."""
-    if len(body) > REST_BYTES_MAX:
+    if len(body) > SHORT_BYTES_MAX:
         raise Refusal(
-            413, f"the body has {len(body)} bytes; the limit is {REST_BYTES_MAX}", "send the parameters alone"
+            413, f"the body has {len(body)} bytes; the limit is {SHORT_BYTES_MAX}", "send the parameters alone"
         )
     return body
 

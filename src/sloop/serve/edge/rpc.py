@@ -31,7 +31,7 @@ from sloop.serve.edge import service as offered
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyReservation
 from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, identity_of, named
-from sloop.serve.edge.inputs import Buffer, InputValidator, check_raw, check_strings_in_steps, pack
+from sloop.serve.edge.inputs import Buffer, InputValidator, check_raw, pack
 from sloop.serve.edge.listener import Listener, Tls
 from sloop.serve.edge.parameters import (
     ELAPSED,
@@ -49,7 +49,6 @@ from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.relay import Relay, RelayedConnection
 from sloop.serve.edge.schema import METHODS, POOL, SERVICE, message_class
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
-from sloop.serve.edge.steps import at_once
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
 from sloop.serve.protocols import RequestResult
@@ -534,13 +533,12 @@ class Rpc:
         model = self._model_for(request, call)
         asked = asked_of(request, call, model)
         tensors = model.validator.complete(inputs_of(request, raws, model.validator))
-        at_once(check_strings_in_steps(tensors))
         ended = await self._ended(call, model, asked, tensors)
         if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
             raise refusal_of(ended)
         outputs = ended.outputs
         if asked.classes:
-            outputs = at_once(classified(outputs, asked.classes, model))
+            outputs = classified(outputs, asked.classes, model.validator.signature.outputs, model.labels)
         is_met = "true" if ended.outcome is Outcome.SERVED else "false"
         call.context.set_trailing_metadata(call.trailers(("x-slo-met", is_met)))
         return answer_of(model.name, asked, ended.version, outputs)

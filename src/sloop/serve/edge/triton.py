@@ -5,7 +5,7 @@ Objects here are plain values, which REST and gRPC write in their own ways. Sour
 configuration", "statistics" and "model repository" extensions, and `model_config.proto`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 
 from sloop.serve.edge.refusal import Refusal, bad
 from sloop.serve.edge.service import Model
-from sloop.serve.edge.steps import Steps
 from sloop.tensor import NUMPY_TYPES, Port, Tensor, floats_of, join_strings
 
 BACKEND: Final = "sloop"
 CLASSIFIED_MAX: Final = 2**18
-"""Sorting so many elements takes some 20 ms in all; a thousand classes of 128 rows are half as many."""
-SORTED_AT_ONCE: Final = 4096
-TEXTS_AT_ONCE: Final = 256
-"""So many elements are sorted, or texts made, in some 0.3 ms."""
+"""The most elements of an output that are sorted, which takes some 20 ms; a thousand classes of 128 rows are half as
+many."""
 DATA_TYPES: Final[Mapping[str, int]] = {
     "TYPE_BOOL": 1,
     "TYPE_UINT8": 2,
@@ -46,46 +43,37 @@ DATA_TYPES: Final[Mapping[str, int]] = {
 # Classification
 
 
-def classified(outputs: Mapping[str, Tensor], counts: Mapping[str, int], model: Model) -> Steps[Mapping[str, Tensor]]:
+def classified(
+    outputs: Mapping[str, Tensor],
+    counts: Mapping[str, int],
+    ports: Sequence[Port],
+    labels: Mapping[str, tuple[str, ...]],
+) -> Mapping[str, Tensor]:
     """The outputs, with those in `counts` as so many of their largest elements: BYTES `value:index[:label]`.
 
     The largest comes first. If the first dimension is the number of rows, each row has classes of its own: the shape is
-    (rows, count), otherwise (count,).
+    (rows, count), otherwise (count,). `ports` are the model's outputs, `labels` the names of their classes. Raises a
+    400 for more elements than are sorted.
     """
     found = dict(outputs)
-    for port in model.validator.signature.outputs:
+    for port in ports:
         if port.name in counts and port.name in found:
-            labels = model.labels.get(port.name, ())
-            found[port.name] = yield from _classes(found[port.name], port, counts[port.name], labels)
+            found[port.name] = _classes(found[port.name], port, counts[port.name], labels.get(port.name, ()))
     return found
 
 
-def _classes(tensor: Tensor, port: Port, count: int, labels: tuple[str, ...]) -> Steps[Tensor]:
+def _classes(tensor: Tensor, port: Port, count: int, labels: tuple[str, ...]) -> Tensor:
     if prod(tensor.shape) > CLASSIFIED_MAX:
         what = f"output {port.name!r} has {prod(tensor.shape)} elements; at most {CLASSIFIED_MAX} are classified"
         raise Refusal(400, what, "ask for the output itself, or for fewer rows at a time")
     has_rows = port.counts_rows
     rows = tensor.shape[0] if has_rows else 1
     values = _numbers(tensor).reshape(rows, prod(tensor.shape[1:] if has_rows else tensor.shape))
-    columns = values.shape[1]
-    count = min(count, columns)
-    if count > SORTED_AT_ONCE < columns:
-        what = f"output {port.name!r} has {columns} elements a row, of which {count} classes are asked for"
-        raise Refusal(400, what, f"ask for at most {SORTED_AT_ONCE}, or for the output itself")
-    texts: list[bytes] = []
-    together = max(1, SORTED_AT_ONCE // max(1, columns))
-    for at in range(0, rows, together):
-        block = values[at : at + together]
-        chosen = (yield from _largest_of(block[0], count))[None] if columns > SORTED_AT_ONCE else _largest(block, count)
-        yield
-        indices, numbers = chosen.ravel().tolist(), np.take_along_axis(block, chosen, axis=1).ravel().tolist()
-        for begin in range(0, len(indices), TEXTS_AT_ONCE):
-            part = slice(begin, begin + TEXTS_AT_ONCE)
-            texts.append(
-                join_strings([_class(*each, labels) for each in zip(numbers[part], indices[part], strict=True)])
-            )
-            yield
-    return Tensor("BYTES", (rows, count) if has_rows else (count,), b"".join(texts))
+    count = min(count, values.shape[1])
+    chosen = _largest(values, count)
+    numbers = np.take_along_axis(values, chosen, axis=1).ravel().tolist()
+    texts = [_class(*each, labels) for each in zip(numbers, chosen.ravel().tolist(), strict=True)]
+    return Tensor("BYTES", (rows, count) if has_rows else (count,), join_strings(texts))
 
 
 def _numbers(tensor: Tensor) -> NDArray[Any]:
@@ -101,18 +89,6 @@ def _largest(values: NDArray[Any], count: int) -> NDArray[np.intp]:
     backwards = np.argsort(ordered[:, ::-1], axis=1, kind="stable")[:, ::-1]
     found: NDArray[np.intp] = values.shape[1] - 1 - backwards[:, :count]
     return found
-
-
-def _largest_of(row: NDArray[Any], count: int) -> Steps[NDArray[np.intp]]:
-    """The same of a single long row."""
-    best = np.empty(0, np.intp)
-    for at in range(0, len(row), SORTED_AT_ONCE):
-        own = at + _largest(row[None, at : at + SORTED_AT_ONCE], count)[0]
-        both = np.sort(np.concatenate((best, own)))
-        yield
-        best = both[_largest(row[None, both], count)[0]]
-        yield
-    return best
 
 
 def _class(value: float, index: int, labels: tuple[str, ...]) -> str:

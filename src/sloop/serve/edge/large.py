@@ -1,0 +1,283 @@
+"""Large JSON is read and written in a process of its own, one request after the other.
+
+Each is decoded at once, which takes some 10 ms a megabyte; in the edge, all other requests would wait for that. The
+process is forked from the edge when it is first needed, so that it starts in milliseconds and shares the edge's memory
+(copy on write). It ends with the edge. If it dies, the requests that it had are refused, and the next one forks it
+again. Where the JSON beside binary tensors is short and no tensor is text, the edge reads a large body itself: that
+takes no time that depends on its size.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import traceback
+import warnings
+from asyncio import Future
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Final, NoReturn
+
+import msgspec
+from msgspec import Struct, structs
+
+from sloop.serve.blocks import block_parts, tensors_in
+from sloop.serve.edge import inputs, v1
+from sloop.serve.edge.inputs import AnswerForm, Buffer, InputValidator, ParsedRequest
+from sloop.serve.edge.intake import LARGE_BYTES
+from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.service import Model
+from sloop.serve.edge.triton import classified
+from sloop.serve.processes import close_all_but, die_with, set_name
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
+from sloop.tensor import Port, Signature, Tensor
+
+NAME: Final = "sloop json"
+CLASSIFIED_BYTES_MAX: Final = 4 * 1024
+"""Outputs of this size are sorted into classes in the edge: a row of 1,000 numbers."""
+LISTS_MAX: Final = 1024
+"""So many empty lists are written in the edge."""
+VALIDATORS_MAX: Final = 256
+
+
+class Read(Struct, frozen=True, tag=True):
+    """Work: read a request, whose body follows."""
+
+    signature: Signature
+    header_length: str | None = None
+    """The value of Inference-Header-Content-Length."""
+    is_v1: bool = False
+
+
+class Write(Struct, frozen=True, tag=True):
+    """Work: write an answer. The block of its outputs follows."""
+
+    model: str
+    version: str
+    names: tuple[str, ...]
+    """Of the outputs in the block."""
+    form: AnswerForm | None = None
+    """None for an answer of V1."""
+    rows: int | None = None
+    """Of an answer of V1: see `sloop.serve.edge.v1.Prediction`."""
+    ports: tuple[Port, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = {}
+    """The model's outputs and the names of their classes, if classes are asked for."""
+
+
+class WasRead(Struct, frozen=True):
+    """A request that was read. The block of its inputs follows, in the order of the signature."""
+
+    parameters: dict[str, Any]
+    form: AnswerForm | None
+    rows: int | None
+
+
+DONE, REFUSED, BROKEN = 0, 1, 2
+"""The value of a frame from the process: the result follows, the fields of a refusal, or the text of an exception."""
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+_WORK: Final = msgspec.json.Decoder(Read | Write)
+_WAS_READ: Final = msgspec.json.Decoder(WasRead)
+_JSON_BYTES: Final = msgspec.json.Decoder(int | None)
+_REFUSAL: Final = msgspec.json.Decoder(tuple[int, str, str, int])
+HEAD_BYTES: Final = 4
+"""A payload is the length of its head, the head, and what follows."""
+
+
+class LargeJson:
+    """The edge's side."""
+
+    def __init__(self) -> None:
+        self._link: ProcessLink | None = None
+        self._pid = 0
+        self._asking: dict[int, Future[Frame]] = {}
+        self._last = 0
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        """The id of the process; 0 if there is none."""
+        return self._pid
+
+    async def read(self, body: bytes | bytearray, header_length: str | None, model: Model) -> ParsedRequest:
+        """See `sloop.serve.edge.inputs.read`. Raises a 503 if the process dies."""
+        validator = model.validator
+        if header_length is not None and not validator.has_text:
+            head, _ = inputs.split(body, header_length)
+            if len(head) <= LARGE_BYTES:
+                return inputs.read(body, header_length, validator)
+        work = Read(validator.signature, header_length)
+        found, tensors = await self._read(work, body)
+        assert found.form is not None, "a request of V2"
+        return ParsedRequest(tensors, found.parameters, found.form)
+
+    async def read_v1(self, body: bytes | bytearray, model: Model) -> v1.Prediction:
+        """See `sloop.serve.edge.v1.read`. Raises a 503 if the process dies."""
+        found, tensors = await self._read(Read(model.validator.signature, is_v1=True), body)
+        return v1.Prediction(tensors, found.rows)
+
+    async def write(
+        self, model: Model, version: str, form: AnswerForm, outputs: Mapping[str, Tensor]
+    ) -> tuple[Buffer, int | None]:
+        """An answer of V2 with large lists or classes: see `sloop.serve.edge.inputs.write`. Raises a 503 likewise."""
+        work = Write(model.name, version, tuple(outputs), form)
+        if form.classes:
+            work = structs.replace(work, ports=model.validator.signature.outputs, labels=model.labels)
+        return await self._write(work, outputs)
+
+    async def write_v1(self, rows: int | None, outputs: Mapping[str, Tensor]) -> Buffer:
+        """A large answer of V1. Raises a 503 likewise."""
+        body, _ = await self._write(Write("", "", tuple(outputs), rows=rows), outputs)
+        return body
+
+    def close(self) -> None:
+        """End the process, and start no other. May be called repeatedly."""
+        self._is_closed = True
+        if self._link is not None:
+            self._end("the server stops")
+
+    async def _read(self, work: Read, body: Buffer) -> tuple[WasRead, dict[str, Tensor]]:
+        head, block = await self._ask(work, (body,))
+        signature = work.signature
+        names = [port.name for port in (*signature.inputs, *signature.optional)]
+        return _WAS_READ.decode(head), dict(zip(names, tensors_in(block), strict=True))
+
+    async def _write(self, work: Write, outputs: Mapping[str, Tensor]) -> tuple[Buffer, int | None]:
+        head, body = await self._ask(work, block_parts(list(outputs.values())))
+        return body, _JSON_BYTES.decode(head)
+
+    async def _ask(self, work: Read | Write, follows: Sequence[Buffer]) -> tuple[memoryview, memoryview]:
+        """Let the process do this work. The head of the result, and what follows it."""
+        if self._is_closed:
+            raise ended("the server stops")
+        if self._link is None:
+            self._start()
+        assert self._link is not None
+        self._last = number = self._last + 1
+        self._asking[number] = answer = asyncio.get_running_loop().create_future()
+        self._link.send(FrameKind.LARGE, number, payload=_with_head(_ENCODE(work), follows))
+        try:
+            frame = await answer
+        finally:
+            self._asking.pop(number, None)
+        head, rest = _split_head(frame.payload)
+        if frame.value == REFUSED:
+            raise Refusal.of(_REFUSAL.decode(head))
+        if frame.value == BROKEN:
+            raise RuntimeError(str(head, "utf-8"))
+        return head, rest
+
+    def _start(self) -> None:
+        ours, theirs = socket_pair()
+        edge = os.getpid()
+        with theirs:
+            with warnings.catch_warnings():  # the child uses no lock that another thread may hold
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pid = os.fork()
+            if not self._pid:
+                _live(theirs, edge)
+        self._link = ProcessLink(asyncio.get_running_loop(), ours, self._on_frame, self._end)
+
+    def _on_frame(self, frame: Frame) -> None:
+        answer = self._asking.get(frame.subject)  # none if its client has left
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+
+    def _end(self, why: str) -> None:
+        assert self._link is not None
+        self._link.close()
+        pid, self._pid, self._link = self._pid, 0, None
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        for answer in self._asking.values():
+            if not answer.done():
+                answer.set_exception(ended(why))
+
+
+def ended(why: str) -> Refusal:
+    """The 503 for large JSON without a process that reads or writes it."""
+    what = f"failed: the process that reads and writes large JSON has ended ({why})"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again, or send binary tensors", retry_after_s=1)
+
+
+def must_be_written_apart(form: AnswerForm | None, outputs: Mapping[str, Tensor]) -> bool:
+    """Whether an answer is so large that `LargeJson` writes it. Binary tensors cost nothing; `form` is None for V1."""
+    size, size_max = 0, CLASSIFIED_BYTES_MAX if form is not None and form.classes else LARGE_BYTES
+    for name, tensor in outputs.items():  # a comprehension would cost each request a call
+        if form is None or not form.outputs.get(name, True):
+            size += len(tensor.data)
+            if not tensor.data and form is None and v1.empty_lists_in(tensor.shape) > LISTS_MAX:
+                return True
+    return size > size_max
+
+
+def _with_head(head: bytes, follows: Sequence[Buffer]) -> Sequence[Buffer]:
+    return (len(head).to_bytes(HEAD_BYTES, "little"), head, *follows)
+
+
+def _split_head(payload: memoryview) -> tuple[memoryview, memoryview]:
+    end = HEAD_BYTES + int.from_bytes(payload[:HEAD_BYTES], "little")
+    return payload[HEAD_BYTES:end], payload[end:]
+
+
+# The process
+
+
+def _live(sock: socket.socket, edge: int) -> NoReturn:
+    """The whole life of the process. It keeps no file of the edge: others must see when the edge closes them."""
+    try:
+        signal.set_wakeup_fd(-1)  # it is the edge's
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        die_with(edge)
+        close_all_but(sock.fileno())
+        set_name(NAME)
+        channel = ProcessChannel(sock)
+        while (frame := channel.receive()) is not None:
+            value, head, follows = _done(frame.payload)
+            channel.send(FrameKind.LARGE, frame.subject, value, _with_head(head, follows))
+    finally:
+        os._exit(0)
+
+
+def _done(payload: memoryview) -> tuple[int, bytes, Sequence[Buffer]]:
+    """What comes of some work."""
+    head, follows = _split_head(payload)
+    try:
+        work = _WORK.decode(head)
+        return DONE, *(_read(work, follows) if isinstance(work, Read) else _write(work, follows))
+    except Refusal as refusal:
+        return REFUSED, _ENCODE(refusal.fields), ()
+    except Exception:
+        return BROKEN, traceback.format_exc().encode("utf-8", "backslashreplace"), ()
+
+
+def _read(work: Read, body: memoryview) -> tuple[bytes, Sequence[Buffer]]:
+    validator = _validator_of(_ENCODE(work.signature))
+    if work.is_v1:
+        predicted = v1.read(body, validator)
+        tensors, found = predicted.tensors, WasRead({}, None, predicted.rows)
+    else:
+        parsed = inputs.read(body, work.header_length, validator)
+        tensors, found = parsed.tensors, WasRead(parsed.parameters, parsed.form, None)
+    return _ENCODE(found), block_parts([tensors[name] for name in validator.ports])
+
+
+@lru_cache(VALIDATORS_MAX)
+def _validator_of(signature: bytes) -> InputValidator:
+    return InputValidator(msgspec.json.decode(signature, type=Signature))
+
+
+def _write(work: Write, block: memoryview) -> tuple[bytes, Sequence[Buffer]]:
+    outputs: Mapping[str, Tensor] = dict(zip(work.names, tensors_in(block), strict=True))
+    if work.form is None:
+        return _ENCODE(None), (v1.write(work.rows, outputs),)
+    if work.form.classes:
+        outputs = classified(outputs, work.form.classes, work.ports, work.labels)
+    body, json_bytes = inputs.write(work.model, work.version, work.form, outputs)
+    return _ENCODE(json_bytes), (body,) if isinstance(body, bytes) else body
