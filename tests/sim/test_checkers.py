@@ -58,6 +58,7 @@ from sloop.vocabulary import (
     Slot,
     StagePlan,
     Visit,
+    WorkerId,
 )
 from tests.sim.scene import Broken, Tamper, graph_world, once, records_of, world
 
@@ -79,7 +80,7 @@ def start(**changes: object) -> Tamper:
 
 def times(order: Action, count: int) -> list[Action]:
     assert isinstance(order, StartWorker)
-    return [replace(order, replica=ReplicaId(100 * order.worker + number)) for number in range(count)]
+    return [replace(order, worker=WorkerId(100 * order.worker + number)) for number in range(count)]
 
 
 MUTATIONS: dict[str, tuple[Tamper, str]] = {
