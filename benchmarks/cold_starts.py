@@ -45,7 +45,7 @@ from sloop.sim.scenarios import run_scenario
 from sloop.sim.truth.recorded import NOT_RECORDED
 from sloop.sim.world import World, recorded_in
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import PipelineId, ReplicaId, Request
+from sloop.vocabulary import ReplicaId, Request
 from sloop_systems.comparison import data_folder
 from sloop_systems.comparison.twitter import FILE
 from tests.hosts import Host, Hosts
@@ -174,9 +174,9 @@ class _Starts:
         self._ordered_ns: dict[ReplicaId, int] = {}
         self._step: dict[ReplicaId, tuple[str, int]] = {}
         self._steps_ns: dict[ReplicaId, Counter[str]] = {}
-        self._pipelines: dict[PipelineId, dict[ReplicaId, bool]] = {}
+        self._pipelines: dict[ReplicaId, dict[ReplicaId, bool]] = {}
         """By pipeline, its parts, and whether each has its layers."""
-        self._pipeline_of: dict[ReplicaId, PipelineId] = {}
+        self._pipeline_of: dict[ReplicaId, ReplicaId] = {}
         self._is_open = False
 
     def take(self, now_ns: int, record: object) -> None:
@@ -200,9 +200,9 @@ class _Starts:
     def _order(self, now_ns: int, start: StartWorker) -> None:
         if self._is_open:
             self._ordered_ns[start.worker] = now_ns
-        if start.part is not None:
-            self._pipeline_of[start.worker] = start.part.pipeline
-            self._pipelines.setdefault(start.part.pipeline, {})[start.worker] = False
+        if start.pipeline is not None:
+            self._pipeline_of[start.worker] = start.pipeline
+            self._pipelines.setdefault(start.pipeline, {})[start.worker] = False
 
     def _end_step(self, now_ns: int, replica: ReplicaId) -> None:
         name, from_ns = self._step.pop(replica, ("", now_ns))

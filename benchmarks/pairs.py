@@ -48,7 +48,7 @@ from sloop.serve.shadows import BlockSequence
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor, array_of
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot, Worker, WorkerId
 from tests.serve.rig import wirings_of
 
 BATCHES: Final = (1, 2, 4, 8)
@@ -243,10 +243,10 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
         for number, blocks in enumerate(choices):
             alone = {batch: await bench.batch_ms(batch, seconds) for batch in BATCHES}
             await bench.spare()
-            wanted, start_s = Shadow(1.0, blocks), time.perf_counter()
+            wanted, start_s = Worker(1.0, blocks), time.perf_counter()
             shadow = WorkerId(BODY + 1 + number)
             bench.backend.start(
-                StartWorker(shadow, ReplicaSpec("stage", "cut", Slot(1.0), "here", shadow=wanted), BODY)
+                StartWorker(shadow, ReplicaSpec("stage", "cut", Slot(1.0), "here", shape=(wanted,)), BODY)
             )
             await bench.until(WorkerReady)
             ready_ms = (time.perf_counter() - start_s) * 1e3

@@ -10,12 +10,12 @@ from sloop.vocabulary import (
     BatchId,
     ModelWeights,
     Outcome,
-    Part,
     Plan,
     ReplicaId,
     ReplicaSpec,
     RequestId,
     TransferId,
+    Worker,
     WorkerId,
 )
 
@@ -68,11 +68,18 @@ class StartWorker(Struct, frozen=True, gc=False, tag="start_worker", omit_defaul
     transfer: TransferId | None = None
     """The transfer that brings its weights to the node, for which it waits. With None, they are there, or the driver
     gets them in its own way."""
-    part: Part | None = None
-    """What it loads at first, if it starts as a part of a pipeline. The driver reports `WorkerReady` when it has these
-    layers and `WorkerCompleted` when it has all. Where the weights are not on its node, another transfer brings the
+    pipeline: WorkerId | None = None
+    """If it starts as a part of a pipeline, the number of the first part. The driver reports `WorkerReady` when it has
+    its layers and `WorkerCompleted` when it has all. Where the weights are not on its node, another transfer brings the
     others (`Transfer`). The driver passes a batch of any part through the whole pipeline; if a part is lost, it reports
     `BatchLost` for those of the others that need it."""
+    place: int = 0
+    """Which of the parts in `spec.shape` it is."""
+
+    @property
+    def part(self) -> Worker | None:
+        """What it loads at first, if it starts as a part of a pipeline."""
+        return self.spec.shape[self.place] if self.pipeline is not None else None
 
 
 class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True):

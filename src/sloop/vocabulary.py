@@ -4,7 +4,9 @@ They are `msgspec.Struct`s, not dataclasses: as quick to make as tuples, frozen,
 conversion. `gc=False` is safe on the frequent ones because none can be part of a reference cycle.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final, NewType
 
 from msgspec import Struct, structs
@@ -16,7 +18,6 @@ WorkerId = NewType("WorkerId", int)
 ReplicaId = WorkerId
 """A replica has the number of its first worker."""
 TransferId = NewType("TransferId", int)
-PipelineId = NewType("PipelineId", int)
 
 
 def version_key(application: str, version: str) -> str:
@@ -125,34 +126,60 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     they are only reserved for it: what fits on a node does not change, and it may use all of the device."""
 
 
-class Shadow(Struct, frozen=True):
-    """A worker beside a replica, on the same node, that holds only some blocks of its model. The replica, its *body*,
-    sends it rows of a batch for these blocks, and both compute."""
+class Role(StrEnum):
+    """How a worker that holds only some layers of a model takes part in the batches of a replica."""
+
+    SHADOW = "shadow"
+    """Beside a replica of the whole model, its *body*, on the same node: the body sends it rows of a batch for these
+    layers, and both compute."""
+    PART = "part"
+    """In sequence with the other parts of the model: a batch passes all of them. The parts start side by side, serve
+    together, and each gets the other layers meanwhile and becomes a replica of its own."""
+
+
+class Worker(Struct, frozen=True, omit_defaults=True):
+    """A worker that holds only some layers of the model of its replica."""
 
     cores: float
-    blocks: tuple[int, ...]
-    """Their positions among the measured layers of the variant's profile, ascending."""
-
-
-class Form(Struct, frozen=True, omit_defaults=True):
-    """Of which workers a replica is made: by default of one, which holds the whole model. Replicas on equal slots in
-    different forms differ in speed, so speeds, limits and what is learnt belong to (variant, slot, form)."""
-
-    shadow: Shadow | None = None
-    """The shadow that serves with it."""
-    bounds: tuple[int, ...] = ()
-    """The bounds of the pipeline that it is a part of; see `Part`."""
+    """Of a shadow; a part has those of its replica's slot."""
+    layers: tuple[int, ...]
+    """Their positions among the measured layers of the variant's profile, ascending; those of a part are
+    consecutive."""
+    role: Role = Role.SHADOW
 
     @property
-    def kind(self) -> str:
-        """`alone`, `pair` with a shadow, or `pipeline` as a part of one."""
-        if self.bounds:
-            return "pipeline"
-        return "alone" if self.shadow is None else "pair"
+    def span(self) -> "LayerSet":
+        """The layers of a part."""
+        return LayerSet(self.layers[0], self.layers[-1] + 1)
 
 
-ALONE: Final = Form()
+Shape = tuple[Worker, ...]
+"""Of which workers a replica is made, beside a first one with the whole model: a shadow, or instead of it all parts of
+a model, in sequence. Replicas on equal slots in different shapes differ in speed, so speeds, limits and what is learnt
+belong to (variant, slot, shape)."""
+ALONE: Final[Shape] = ()
 """One worker with the whole model."""
+
+
+def parts_at(bounds: Sequence[int]) -> Shape:
+    """The parts of a pipeline: `bounds` are 0, the positions of the cuts among the measured layers, ascending, and the
+    number of layers."""
+    return tuple([Worker(0.0, tuple(range(first, end)), Role.PART) for first, end in pairwise(bounds)])
+
+
+def bounds_of(shape: Shape) -> tuple[int, ...]:
+    """Where the parts of a pipeline begin and end, as `parts_at` takes it; empty for other shapes."""
+    return (0, *(part.layers[-1] + 1 for part in shape)) if shape and shape[0].role is Role.PART else ()
+
+
+def shadow_in(shape: Shape) -> Worker | None:
+    """The shadow of a pair; None for other shapes."""
+    return shape[0] if shape and shape[0].role is Role.SHADOW else None
+
+
+def kind_of(shape: Shape) -> str:
+    """`alone`, `pair` with a shadow, or `pipeline`."""
+    return "pair" if shadow_in(shape) else "pipeline" if shape else "alone"
 
 
 class LayerSet(Struct, frozen=True, array_like=True):
@@ -179,23 +206,6 @@ class LayerSet(Struct, frozen=True, array_like=True):
         return [place for place in range(count) if (place in self.between) is not self.is_complement]
 
 
-class Part(Struct, frozen=True):
-    """What a replica holds at first that starts as a part of a pipeline: consecutive layers of its model. The parts
-    start side by side, serve together, and each gets the other layers meanwhile and becomes a replica of its own."""
-
-    pipeline: PipelineId
-    place: int
-    """In the order of the layers, from 0."""
-    bounds: tuple[int, ...]
-    """Where the parts of the pipeline begin and end: 0, the positions of the cuts among the measured layers, ascending,
-    and the number of layers."""
-
-    @property
-    def layers(self) -> LayerSet:
-        """The layers between its bounds."""
-        return LayerSet(self.bounds[self.place], self.bounds[self.place + 1])
-
-
 class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
     """One replica: its variant and its slot. `node` and `device` name where it runs.
 
@@ -208,8 +218,8 @@ class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
     node: str | None = None
     device: str | None = None
     """Name of an accelerator of the node; None without one."""
-    shadow: Shadow | None = None
-    """The shadow that it serves with. It is attached to the running replica, which serves alone until then."""
+    shape: Shape = ALONE
+    """A shadow that it serves with is attached to the running replica, which serves alone until then."""
 
     @property
     def cores(self) -> float:
@@ -217,9 +227,9 @@ class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
         return self.slot.cores
 
     @property
-    def form(self) -> Form:
-        """The form that it has when nothing is missing."""
-        return ALONE if self.shadow is None else Form(self.shadow)
+    def shadow(self) -> Worker | None:
+        """The shadow that it serves with."""
+        return shadow_in(self.shape)
 
     def with_cores(self, cores: float) -> "ReplicaSpec":
         """The same replica with other cores."""

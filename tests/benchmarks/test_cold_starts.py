@@ -34,7 +34,7 @@ from sloop.profile.profile import Profile, Quadratic, Startup, path_beside, save
 from sloop.serve.deploy import check_live
 from sloop.systems.setup import set_up
 from sloop.units import s
-from sloop.vocabulary import Part, PipelineId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId, Slot, WorkerId, parts_at
 
 
 def started(number: int) -> StartWorker:
@@ -70,7 +70,9 @@ def test_starts_after_the_first_request_are_counted_with_their_steps() -> None:
 
 def test_parts_of_a_model_are_ready_together_and_those_left_of_a_pipeline_when_they_are_whole() -> None:
     def part(number: int, place: int, pipeline: int) -> StartWorker:
-        return structs.replace(started(number), part=Part(PipelineId(pipeline), place, (0, 2, 4)))
+        alone = started(number)
+        spec = structs.replace(alone.spec, shape=parts_at((0, 2, 4)))
+        return structs.replace(alone, spec=spec, pipeline=WorkerId(pipeline), place=place)
 
     records = [
         (s(0), REQUEST),

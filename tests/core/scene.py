@@ -24,7 +24,19 @@ from sloop.policies.route import FirstIdle
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import DeviceSharing
 from sloop.units import ms, s
-from sloop.vocabulary import ALONE, Form, Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
+from sloop.vocabulary import (
+    ALONE,
+    Group,
+    Node,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Shape,
+    Slot,
+    StagePlan,
+)
 
 
 @dataclass
@@ -44,7 +56,7 @@ class Belief:
     correction: float = 1.0
     prior_weight: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
-    forms: dict[Form, "Belief"] = field(default_factory=dict)
+    shapes: dict[Shape, "Belief"] = field(default_factory=dict)
     layer_count: int = 0
     multiply_adds: float = 0.0
     sharing: DeviceSharing | None = None
@@ -84,8 +96,8 @@ class Belief:
     def interference(self) -> Interference:
         return NO_SLOWDOWN if self.sharing is None else self.sharing.law
 
-    def of(self, form: Form) -> "Belief":
-        return self if form == ALONE else self.forms.setdefault(form, replace(self, observed=[], forms={}))
+    def of(self, shape: Shape) -> "Belief":
+        return self if shape == ALONE else self.shapes.setdefault(shape, replace(self, observed=[], shapes={}))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from msgspec import structs
 from sloop.core.difference import Difference, fullest_nodes_first
 from sloop.core.difference import diff as diff_with_rates
 from sloop.core.views import ReplicaView
-from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, Shadow, Slot, StagePlan
+from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, Slot, StagePlan, Worker
 
 
 def replica(id: int, life: Life = Life.READY, cores: float = 1, variant: str = "a", node: str = "n0") -> ReplicaView:
@@ -61,8 +61,8 @@ def test_starting_replicas_go_first_and_the_newest_of_them_first() -> None:
 
 def test_specs_that_name_a_node_come_before_those_that_name_none() -> None:
     """One more replica, and a shadow or nothing new for the one that is there: whichever comes first in the plan."""
-    own, shadow = ReplicaSpec("s", "a", Slot(1)), Shadow(2.0, (0,))
-    for there in (structs.replace(own, node="n0"), structs.replace(own, node="n0", shadow=shadow)):
+    own, shadow = ReplicaSpec("s", "a", Slot(1)), Worker(2.0, (0,))
+    for there in (structs.replace(own, node="n0"), structs.replace(own, node="n0", shape=(shadow,))):
         groups = [Group(there, 1), Group(own, 1)]
         for order in (groups, groups[::-1]):
             change = diff([replica(0)], StagePlan("s", tuple(order), 1, False))

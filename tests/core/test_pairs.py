@@ -24,34 +24,33 @@ from sloop.events import (
 from sloop.units import ms
 from sloop.vocabulary import (
     ALONE,
-    Form,
     Group,
     Life,
     Node,
     Plan,
     ReplicaId,
     ReplicaSpec,
-    Shadow,
     Slot,
     StagePlan,
+    Worker,
     WorkerId,
 )
 from tests.core.scene import NODE, Scene, plan_of, request
 
 R0, R1 = ReplicaId(0), ReplicaId(1)
-SHADOW = Shadow(2.0, (0, 1))
-OTHER = Shadow(1.0, (0,))
+SHADOW = Worker(2.0, (0, 1))
+OTHER = Worker(1.0, (0,))
 
 
-def pair_plan(shadow: Shadow | None = SHADOW, *, count: int = 1, cores: float = 1.0, in_place: bool = True) -> Plan:
+def pair_plan(shadow: Worker | None = SHADOW, *, count: int = 1, cores: float = 1.0, in_place: bool = True) -> Plan:
     (target,) = plan_of(count, cores, in_place=in_place).stages
     (group,) = target.groups
-    group = structs.replace(group, spec=structs.replace(group.spec, shadow=shadow))
+    group = structs.replace(group, spec=structs.replace(group.spec, shape=ALONE if shadow is None else (shadow,)))
     return Plan((structs.replace(target, groups=(group,)),), "the test says so")
 
 
-def starts(replica: ReplicaId, number: int, shadow: Shadow, *, cores: float = 1.0) -> StartWorker:
-    spec = ReplicaSpec("only", "a", Slot(cores), NODE.name, shadow=shadow)
+def starts(replica: ReplicaId, number: int, shadow: Worker, *, cores: float = 1.0) -> StartWorker:
+    spec = ReplicaSpec("only", "a", Slot(cores), NODE.name, shape=(shadow,))
     return StartWorker(WorkerId(number), spec, replica)
 
 
@@ -64,8 +63,8 @@ def body(**scene_of: object) -> Scene:
     scene = Scene(plan_of(1), **scene_of)  # type: ignore[arg-type]
     belief = scene.beliefs["only", "a", ""]
     belief.layer_count = 3
-    belief.forms[Form(SHADOW)] = replace(belief, times=0.5, memory_bytes=150, observed=[], forms={})
-    belief.forms[Form(OTHER)] = replace(belief, times=0.8, memory_bytes=110, observed=[], forms={})
+    belief.shapes[(SHADOW,)] = replace(belief, times=0.5, memory_bytes=150, observed=[], shapes={})
+    belief.shapes[(OTHER,)] = replace(belief, times=0.8, memory_bytes=110, observed=[], shapes={})
     scene.warm_up()
     scene.script.target = pair_plan()
     return scene
@@ -88,19 +87,19 @@ def test_a_shadow_is_attached_to_the_running_body_which_serves_alone_until_it_is
     assert scene.core.state.ledger.view("n0").free_memory_bytes == NODE.memory_bytes - 150
     (start,) = scene.act(1005, request(1, at_ms=1005))
     assert isinstance(start, StartBatch)
-    assert (replica(scene).form, replica(scene).alone_ns) == (ALONE, ms(11))
+    assert (replica(scene).shape, replica(scene).alone_ns) == (ALONE, ms(11))
     assert scene.act(1010, WorkerReady(WorkerId(1))) == []
-    assert (replica(scene).form, replica(scene).alone_ns) == (Form(SHADOW), ms(5.5))
+    assert (replica(scene).shape, replica(scene).alone_ns) == ((SHADOW,), ms(5.5))
     (view,) = scene.core.stage_views()[0].replicas
-    assert (view.spec.shadow, view.form) == (SHADOW, Form(SHADOW))
+    assert (view.spec.shadow, view.shape) == (SHADOW, (SHADOW,))
     scene.act(1016, Finished(start.batch, R0, ms(11)))
     belief = scene.beliefs["only", "a", ""]
     assert belief.observed[-1] == (1, 1.0, ms(11)), "the batch began on the body alone, and teaches that"
-    assert belief.forms[Form(SHADOW)].observed == []
+    assert belief.shapes[(SHADOW,)].observed == []
     (start,) = scene.act(1020, request(2, at_ms=1020))
     assert isinstance(start, StartBatch)
     scene.act(1026, Finished(start.batch, R0, ms(6)))
-    assert belief.forms[Form(SHADOW)].observed == [(1, 1.0, ms(6))]
+    assert belief.shapes[(SHADOW,)].observed == [(1, 1.0, ms(6))]
     assert len(belief.observed) == 1
     assert orders(scene.act(2000, WOKE)) == []
 
@@ -111,10 +110,10 @@ def test_a_shadow_that_the_plan_does_not_want_any_more_is_detached_and_frees_its
     assert isinstance(start, StartBatch)
     scene.script.target = plan_of(1)
     assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
-    assert (replica(scene).form, replica(scene).shadow_drains) == (ALONE, True)
+    assert (replica(scene).shape, replica(scene).shadow_drains) == (ALONE, True)
     assert scene.core.state.ledger.view("n0").free_cores == 1, "until it has stopped"
     assert scene.act(2002, Finished(start.batch, R0, ms(12)))
-    assert scene.beliefs["only", "a", ""].forms[Form(SHADOW)].observed == [(1, 1.0, ms(12))]
+    assert scene.beliefs["only", "a", ""].shapes[(SHADOW,)].observed == [(1, 1.0, ms(12))]
     assert scene.act(2010, WorkerStopped(WorkerId(1))) == []
     assert scene.core.state.ledger.view("n0").free_cores == 3
     assert scene.core.state.ledger.view("n0").free_memory_bytes == NODE.memory_bytes - 100
@@ -128,7 +127,7 @@ def test_a_lost_shadow_dissolves_the_pair_and_costs_no_batch() -> None:
     assert isinstance(first, Decided)
     assert (first.kind, first.why) == ("shadow", "its shadow is lost: it died; another one starts at once")
     assert second == starts(R0, 2, SHADOW)
-    assert replica(scene).form is ALONE
+    assert replica(scene).shape is ALONE
     assert replica(scene).batch is not None, "the body finishes it"
     assert scene.core.state.ledger.view("n0").free_cores == 1
     assert len(scene.act(1510, Finished(start.batch, R0, ms(10)))) == 1
@@ -162,11 +161,11 @@ def test_events_of_other_shadows_count_for_nothing() -> None:
         assert scene.act(1100, event) == []
     for event in (WorkerReady(WorkerId(1)), WorkerStopped(WorkerId(1)), WorkerReady(WorkerId(1))):
         assert scene.act(1200, event) == []
-    assert (replica(scene).form, scene.core.state.ledger.view("n0")) == (Form(SHADOW), before)
+    assert (replica(scene).shape, scene.core.state.ledger.view("n0")) == ((SHADOW,), before)
     scene.script.target = plan_of(1)
     assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
     assert scene.act(2001, WorkerReady(WorkerId(1))) == []
-    assert replica(scene).form is ALONE, "it was told to stop"
+    assert replica(scene).shape is ALONE, "it was told to stop"
     assert scene.act(2002, WorkerLost(WorkerId(1), "it died")) == [], "which is as good"
     assert scene.core.state.ledger.view("n0").free_cores == 3
     assert scene.act(2003, WorkerStopped(WorkerId(1))) == []
@@ -189,7 +188,7 @@ def test_another_shadow_is_attached_when_the_first_one_has_stopped() -> None:
     assert orders(scene.act(3000, WOKE)) == []
     assert orders(scene.act(3010, WorkerStopped(WorkerId(1)))) == [starts(R0, 2, OTHER)]
     scene.act(3020, WorkerReady(WorkerId(2)))
-    assert replica(scene).form == Form(OTHER)
+    assert replica(scene).shape == (OTHER,)
 
 
 def test_a_shadow_without_room_is_tried_again() -> None:
@@ -231,7 +230,7 @@ def test_a_shadow_attaches_while_its_body_is_resized() -> None:
     assert orders(scene.act(1000, WOKE)) == [ResizeWorker(R0, 2.0), starts(R0, 1, SHADOW, cores=2.0)]
     scene.act(1010, WorkerReady(WorkerId(1)))
     scene.act(1020, WorkerResized(R0, 2.0))
-    assert (replica(scene).form, replica(scene).cores) == (Form(SHADOW), 2.0)
+    assert (replica(scene).shape, replica(scene).cores) == ((SHADOW,), 2.0)
     assert replica(scene).alone_ns == ms(2.75)
     assert replica(scene).millicores == 4000
     assert scene.core.state.ledger.view("n0").free_cores == 0
@@ -264,7 +263,7 @@ def test_a_failed_batch_of_a_pair_is_tried_again_and_teaches_nothing() -> None:
     (start,) = scene.act(1500, request(1, at_ms=1500))
     assert isinstance(start, StartBatch)
     scene.act(1503, BatchFailed(start.batch, R0, "the model raised"))
-    assert scene.beliefs["only", "a", ""].forms[Form(SHADOW)].observed == []
+    assert scene.beliefs["only", "a", ""].shapes[(SHADOW,)].observed == []
 
 
 def test_a_pair_keeps_its_shadow_until_a_replacement_is_ready() -> None:
@@ -296,12 +295,12 @@ def test_plans_with_shadows_that_cannot_be_are_refused() -> None:
     view = scene.script.seen[-1]
     check(pair_plan(), view)
     for shadow, complaint in (
-        (Shadow(0.0, (0,)), "a shadow with 0.0 cores"),
-        (Shadow(1.0, ()), r"a shadow with blocks \(\); they must ascend"),
-        (Shadow(1.0, (1, 0)), "must ascend"),
-        (Shadow(1.0, (1, 1)), "must ascend"),
-        (Shadow(1.0, (-1, 0)), "must ascend"),
-        (Shadow(1.0, (2, 3)), "a shadow with block 3 of a, of which 3 are measured"),
+        (Worker(0.0, (0,)), "a shadow with 0.0 cores"),
+        (Worker(1.0, ()), r"a shadow with blocks \(\); they must ascend"),
+        (Worker(1.0, (1, 0)), "must ascend"),
+        (Worker(1.0, (1, 1)), "must ascend"),
+        (Worker(1.0, (-1, 0)), "must ascend"),
+        (Worker(1.0, (2, 3)), "a shadow with block 3 of a, of which 3 are measured"),
     ):
         with pytest.raises(InputError, match=complaint):
             check(pair_plan(shadow), view)
@@ -322,7 +321,7 @@ def test_cores_of_shadows_count_when_applications_share_a_cluster() -> None:
 CORES = (1.0, 2.0)
 SHADOWS = (None, SHADOW, OTHER)
 SPECS = st.builds(
-    lambda cores, shadow: ReplicaSpec("only", "a", Slot(cores), shadow=shadow),
+    lambda cores, shadow: ReplicaSpec("only", "a", Slot(cores), shape=ALONE if shadow is None else (shadow,)),
     st.sampled_from(CORES),
     st.sampled_from(SHADOWS),
 )
@@ -341,7 +340,7 @@ def test_shadow_changes_lead_to_the_plan_and_lose_nothing_that_it_needs(
     cores or counts differ; ready capacity stays above the smaller of now and planned, but for a change of shadows."""
     plan = StagePlan("only", tuple(Group(*each) for each in wanted), 1)
     now = {
-        ReplicaId(id): ReplicaView(ReplicaId(id), spec, Life.READY if ready else Life.STARTING, 0, 0, form=spec.form)
+        ReplicaId(id): ReplicaView(ReplicaId(id), spec, Life.READY if ready else Life.STARTING, 0, 0, shape=spec.shape)
         for id, (spec, ready) in enumerate(present)
         if ready or spec.shadow is None
     }
@@ -358,12 +357,12 @@ def test_shadow_changes_lead_to_the_plan_and_lose_nothing_that_it_needs(
         for id, cores in (*found.grow, *found.shrink):
             now[id] = structs.replace(now[id], spec=now[id].spec.with_cores(cores))
         for id in found.detach:
-            now[id] = structs.replace(now[id], spec=structs.replace(now[id].spec, shadow=None))
+            now[id] = structs.replace(now[id], spec=structs.replace(now[id].spec, shape=ALONE))
         ready_rps = sum(rate_rps(each.spec) for each in now.values() if each.life is Life.READY)
         assert ready_rps >= needed_rps - 1e-6 or replaced
         for id, shadow in found.attach:
             assert now[id].spec.shadow is None
-            now[id] = structs.replace(now[id], spec=structs.replace(now[id].spec, shadow=shadow))
+            now[id] = structs.replace(now[id], spec=structs.replace(now[id].spec, shape=(shadow,)))
         for spec in found.start:
             id = ReplicaId(max(now, default=0) + 1)
             now[id] = ReplicaView(id, spec, Life.STARTING, 0, 0)

@@ -21,14 +21,13 @@ from sloop.vocabulary import (
     ALONE,
     STORE,
     BatchId,
-    Form,
     LayerSet,
     Life,
     ModelWeights,
-    Part,
-    PipelineId,
     ReplicaId,
     TransferId,
+    bounds_of,
+    parts_at,
 )
 from tests.core.scene import Scene, plan_of, request
 from tests.core.test_provision import NODES, WEIGHTS, Scripted
@@ -86,8 +85,10 @@ def test_parts_are_ordered_with_their_layers() -> None:
         Transfer(TransferId(0), ModelWeights("a", 100, LayerSet(0, 1)), STORE, ("n0",)),
         Transfer(TransferId(1), ModelWeights("a", 200, LayerSet(1, 3)), STORE, ("n1",)),
     ]
-    parts = [each.part for each in of(StartWorker, actions)]  # type: ignore[attr-defined]
-    assert parts == [Part(PipelineId(0), place, BOUNDS) for place in range(2)]
+    starts = [each for each in actions if isinstance(each, StartWorker)]
+    assert [(each.spec.shape, each.pipeline, each.place) for each in starts] == [
+        (parts_at(BOUNDS), R0, place) for place in range(2)
+    ]
     assert scene.core.state.ledger.free_memory_bytes("n0") == 1000 - 100 - 300, "room for the whole model at once"
 
 
@@ -103,7 +104,7 @@ def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
     ]
     assert [each.replica for each in of(StartBatch, actions)] == [R0]  # type: ignore[attr-defined]
     assert [each.replica for each in of(StartBatch, scene.act(3, request(1, at_ms=3)))] == [R1]  # type: ignore[attr-defined]
-    assert {each.form for each in scene.core.state.replicas.values()} == {Form(bounds=BOUNDS)}
+    assert {each.shape for each in scene.core.state.replicas.values()} == {parts_at(BOUNDS)}
 
 
 def test_one_chain_brings_all_layers_to_all_parts() -> None:
@@ -119,7 +120,7 @@ def test_one_chain_brings_all_layers_to_all_parts() -> None:
     )
     scene.act(4, Transferred(TransferId(2), "n0"), WorkerCompleted(R0), Transferred(TransferId(3), "n1"))
     scene.act(5, WorkerCompleted(R1))
-    assert {each.form for each in scene.core.state.replicas.values()} == {ALONE}
+    assert {each.shape for each in scene.core.state.replicas.values()} == {ALONE}
     assert not scene.core.state.weights.transfers
 
 
@@ -128,16 +129,16 @@ def test_a_complete_pipeline_dissolves_when_its_batches_have_left_it() -> None:
     scene.act(3, request(0, at_ms=3))
     scene.act(4, Transferred(TransferId(2), "n0"), WorkerCompleted(R0), Transferred(TransferId(3), "n1"))
     replica, other = scene.core.state.replicas[R0], scene.core.state.replicas[R1]
-    assert replica.form.bounds, "the other part has not all layers"
+    assert bounds_of(replica.shape), "the other part has not all layers"
     scene.act(5, WorkerCompleted(R1))
-    assert replica.form.bounds, "its batch is in the pipeline"
+    assert bounds_of(replica.shape), "its batch is in the pipeline"
     belief = replica.service_rate.belief
     scene.act(20, Finished(BatchId(0), R0, 1))
     assert belief.observed[0][0] == 1  # type: ignore[attr-defined]
     whole = scene.application.stages["only"].beliefs["a", ""]
     assert not whole.observed, "what the pipeline took teaches nothing of the whole model"  # type: ignore[attr-defined]
     scene.act(1_000, Woke())
-    assert replica.form == other.form == ALONE
+    assert replica.shape == other.shape == ALONE
     assert replica.pipeline is None
     assert replica.part is None
     assert not scene.core.state.dissolving
@@ -158,7 +159,7 @@ def test_a_lost_part_takes_the_pipeline_along_and_the_others_complete_themselves
     assert sorted((visit.request.id, visit.attempts) for visit in visits) == [(0, 1), (1, 0)], (
         "its own batch is to blame"
     )
-    assert scene.core.state.replicas[R1].form == ALONE
+    assert scene.core.state.replicas[R1].shape == ALONE
     actions = scene.act(5, Transferred(TransferId(3), "n1"), WorkerCompleted(R1))
     assert [each.requests for each in of(StartBatch, actions)] == [(0,)]  # type: ignore[attr-defined]
 

@@ -23,17 +23,16 @@ from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
-    Form,
     Group,
     Life,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     StagePlan,
     Visit,
+    Worker,
 )
 from tests.core.scene import Belief, Scene, graph, plan_of, request
 
@@ -123,19 +122,19 @@ def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     )
 
 
-PAIR = Form(Shadow(1.0, (0, 1)))
+PAIR = (Worker(1.0, (0, 1)),)
 
 
 def test_speeds_and_limits_belong_to_a_form() -> None:
-    """A replica in another form, on an equal slot, has a speed and a limit of its own; `ALONE` is the usual one."""
+    """A replica in another shape, on an equal slot, has a speed and a limit of its own; `ALONE` is the usual one."""
     made = stage(1)
     belief, spec = made.beliefs["a", ""], ReplicaSpec("only", "a", Slot(1.0))
-    paired = structs.replace(spec, shadow=PAIR.shadow)
-    assert (spec.form, paired.form) == (ALONE, PAIR)
+    paired = structs.replace(spec, shape=PAIR)
+    assert (spec.shape, paired.shape) == (ALONE, PAIR)
     made.limits.follow(StagePlan("only", (Group(spec, 1), Group(paired, 1, batch_max=8, rate_rps=90)), 2))
     made.refresh()
     alone, pair = made.pool.service_rate("a", spec.slot), made.pool.service_rate("a", spec.slot, PAIR)
-    assert (alone.form, pair.form) == (ALONE, PAIR)
+    assert (alone.shape, pair.shape) == (ALONE, PAIR)
     assert alone is made.pool.service_rate("a", Slot(1.0), ALONE) is made.pool.replicas[ReplicaId(0)].service_rate
     assert (alone.belief, pair.belief) == (belief, belief.of(PAIR))
     assert (alone.batch_max, pair.batch_max) == (2, 8)

@@ -88,7 +88,7 @@ from sloop.sim.cluster import Cluster, ClusterTruths, SimulatedNode
 from sloop.sim.happenings import Crashed
 from sloop.sim.replicas import Truths
 from sloop.units import ms, s
-from sloop.vocabulary import Node, NodeState, PipelineId, ReplicaId, Request, RequestId, TransferId, WorkerId
+from sloop.vocabulary import ALONE, Node, NodeState, ReplicaId, Request, RequestId, TransferId, WorkerId
 
 SILENT_NS: Final = s(2)
 """How long a link may be silent before the driver closes it."""
@@ -384,9 +384,8 @@ class RemoteCluster(Cluster):
             order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
         if isinstance(order, Transfer) and order.completes:
             order = structs.replace(order, completes=tuple([self._number_of[each] for each in order.completes]))
-        if isinstance(order, StartWorker) and order.part is not None:
-            number = PipelineId(self._era * ERA + order.part.pipeline)
-            order = structs.replace(order, part=structs.replace(order.part, pipeline=number))
+        if isinstance(order, StartWorker) and order.pipeline is not None:
+            order = structs.replace(order, pipeline=WorkerId(self._era * ERA + order.pipeline))
         if isinstance(order, AdoptWorker):
             self._call(ReplicaId(order.number), order.worker)
         elif isinstance(order, StartWorker | StopWorker | ResizeWorker):
@@ -655,7 +654,7 @@ class RemoteCluster(Cluster):
         link.served = self._era
         self._connect(link)
         for id in own.keys() - unknown:
-            spec = own[id].spec.with_cores(own[id].slot.cores)
+            spec = structs.replace(own[id].spec.with_cores(own[id].slot.cores), shape=ALONE)
             kept.append(KeptWorker(id, spec, id in self._ready and id not in self._busy))
             link.replicas[id] = None
         return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.number)))

@@ -81,10 +81,11 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     StagePlan,
     Visit,
+    Worker,
+    shadow_in,
 )
 from tests.dst.agents import (
     OF_REQUESTS,
@@ -516,9 +517,9 @@ def _with_shadows(random: Random, group: Group) -> list[Group]:
     """Perhaps some of the replicas of a group with shadows."""
     if random.random() < 0.3:
         return [group]
-    shadow = Shadow(random.choice(CORES), random.choice(((0,), (0, 1), (0, 2), (1,))))
+    shadow = Worker(random.choice(CORES), random.choice(((0,), (0, 1), (0, 2), (1,))))
     pairs, rest = min(group.count, random.choice((1, 2, 5))), random.choice((0, 0, 2))
-    with_shadow = Group(structs.replace(group.spec, shadow=shadow), pairs, rest)
+    with_shadow = Group(structs.replace(group.spec, shape=(shadow,)), pairs, rest)
     return [structs.replace(group, count=group.count - pairs), with_shadow]
 
 
@@ -1079,7 +1080,7 @@ def wrong_ledger(core: Core) -> str:
     if not ledger.reservations.keys() == state.workers.keys() == workers:
         return f"reservations of {list(ledger.reservations)}, workers {list(state.workers)}, of replicas {workers}"
     for id, replica in state.replicas.items():
-        if replica.form.shadow is not None and replica.shadow is None:
+        if shadow_in(replica.shape) and replica.shadow is None:
             return f"replica {id} serves in a pair, without a shadow"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
@@ -1145,7 +1146,7 @@ def _unfinished_version(core: Core, application: ApplicationState) -> str:
     for target in control.plan.stages:
         replicas = application.stages[target.stage].pool.replicas.values()
         found = [
-            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.shadow is not None)
+            (each.life, each.spec.variant, each.target_cores, each.resizing, each.shape, each.shadow is not None)
             for each in replicas
         ]
         wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, False) for group in target.groups]

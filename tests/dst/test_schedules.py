@@ -296,8 +296,8 @@ def evict_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_no_weights(patch: pytest.MonkeyPatch) -> None:
-    def bare(id: Any, spec: Any, transfer: Any, part: Any) -> StartWorker:
-        return StartWorker(id, spec, part=part)
+    def bare(id: Any, spec: Any, transfer: Any, **part: Any) -> StartWorker:
+        return StartWorker(id, spec, **part)
 
     patch.setattr(provision, "StartWorker", bare)
 
@@ -360,7 +360,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     wait_for_no_weights: "waits for no transfer",
     hold_no_memory: "bytes, of which|bytes and gives out",
     forget_who_uses_weights: "weights are used by replicas",
-    serve_with_a_part: "not ready or drains|goes on before transfer",
+    serve_with_a_part: "a worker that is starting cannot be pipelined next",
     stop_a_part_alone: "after 200 s and more, |not ready or drains|parts of pipelines",
     complete_no_part: "parts of pipelines",
     cancel_no_transfer: "no replica waits for it",

@@ -10,7 +10,7 @@ from sloop.profile.estimate import EVERY, Estimate
 from sloop.profile.pairs import MIB, MoveCosts, runs_of
 from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile
 from sloop.units import ms
-from sloop.vocabulary import Form, Shadow, Slot
+from sloop.vocabulary import Slot, Worker
 
 WORK_MS, SIZES_MIB, CROSSING = (60.0, 30.0, 6.0), (1, 4, 95), (2_000_000, 1_000_000, 100_000)
 
@@ -44,7 +44,7 @@ def layers_of(*blocks: LayerBlock, load_ms: float = 6.7 + 0.712 * 100) -> LayerP
 EXAMPLE = layers_of(*map(block, WORK_MS, SIZES_MIB, CROSSING))
 """Section 2.12 of AsyFunc's specification: three blocks in a chain."""
 PROFILE = Profile(latency_ms=EXAMPLE.latency_ms, max_batch=4, max_cores=4, memory_bytes=100 * MIB, layers=EXAMPLE)
-PAIR = Form(Shadow(4.0, (0, 1)))
+PAIR = (Worker(4.0, (0, 1)),)
 
 
 def test_the_pair_of_the_worked_example() -> None:
@@ -53,9 +53,9 @@ def test_the_pair_of_the_worked_example() -> None:
     assert [round(pair.latency_ms(batch, slot), 6) for batch in (1, 2, 3, 4)] == [29.85, 54.0, 59.1, 85.35]
     assert pair.costs_ns(slot) == (0, ms(29.85), ms(54), ms(59.1), ms(85.35))
     assert whole.costs_ns(slot) == (0, ms(51), ms(99), ms(147), ms(195))
-    assert shadow_load_ms(EXAMPLE, Shadow(4.0, (0,))) == pytest.approx(7.412)
-    assert shadow_load_ms(EXAMPLE, Shadow(4.0, (0, 1))) == pytest.approx(10.26)
-    assert shared_blocks(EXAMPLE, 2.0, Shadow(4.0, (0, 1, 2)), 4).load_ms == pytest.approx(77.9)
+    assert shadow_load_ms(EXAMPLE, Worker(4.0, (0,))) == pytest.approx(7.412)
+    assert shadow_load_ms(EXAMPLE, Worker(4.0, (0, 1))) == pytest.approx(10.26)
+    assert shared_blocks(EXAMPLE, 2.0, Worker(4.0, (0, 1, 2)), 4).load_ms == pytest.approx(77.9)
     assert (whole.memory_bytes, pair.memory_bytes) == (100 * MIB, 105 * MIB)
     assert whole.blocks(2.0, 4.0) is not None
     assert Estimate(structs.replace(PROFILE, layers=None)).blocks(2.0, 4.0) is None
@@ -64,9 +64,9 @@ def test_the_pair_of_the_worked_example() -> None:
 def test_a_pair_is_never_believed_slower_than_its_body() -> None:
     """A shadow with a tenth of a core: it would be slower, so batches run on the body alone."""
     whole, slot = Estimate(PROFILE), Slot(4.0)
-    slow = whole.of(Form(Shadow(0.001, (2,))))
+    slow = whole.of((Worker(0.001, (2,)),))
     assert slow.costs_ns(slot) == whole.costs_ns(slot)
-    assert true_pair_shares(EXAMPLE, 4.0, Shadow(0.001, (2,)), 4) == (1.0,) * 5
+    assert true_pair_shares(EXAMPLE, 4.0, Worker(0.001, (2,)), 4) == (1.0,) * 5
 
 
 def test_without_layers_a_form_is_as_fast_as_the_whole_until_it_learns() -> None:
@@ -105,7 +105,7 @@ def test_the_truth_waits_at_the_end_of_each_run(rows: list[tuple[float, float, i
     """Against the sum by hand; with one run it is what the belief says."""
     layers = layers_of(*(block(*row) for row in rows), load_ms=6.7 + sum(0.712 * mib for _, mib, _ in rows))
     blocks = tuple(sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1))))
-    cores, shadow = data.draw(st.sampled_from((1.0, 2.0, 4.0))), Shadow(data.draw(st.sampled_from((1.0, 4.0))), blocks)
+    cores, shadow = data.draw(st.sampled_from((1.0, 2.0, 4.0))), Worker(data.draw(st.sampled_from((1.0, 4.0))), blocks)
     shared = shared_blocks(layers, cores, shadow, 4)
     believed, true = (shares(layers, cores, shadow, 4) for shares in (pair_shares, true_pair_shares))
     crossing = (layers.input_bytes, *(each.crossing_bytes for each in layers.blocks))

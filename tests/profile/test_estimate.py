@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.core.views import Belief
-from sloop.profile.estimate import CACHED_MAX, EVERY, FORMS_MAX, Estimate
+from sloop.profile.estimate import CACHED_MAX, EVERY, SHAPES_MAX, Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 from sloop.streams import stream
 from sloop.units import ms
-from sloop.vocabulary import ALONE, Form, Shadow, Slot
+from sloop.vocabulary import ALONE, Slot, Worker
 
 
 def _observe(estimate: Estimate, ratio: float, count: int, cv: float = 0.0) -> None:
@@ -156,9 +156,9 @@ def test_a_fit_that_goes_negative_still_costs_something() -> None:
 
 def test_a_form_learns_from_its_own_batches_only() -> None:
     whole = Estimate(RESNET_T, margin=1.1)
-    pair, other = (whole.of(Form(Shadow(cores, (0,)))) for cores in (1.0, 2.0))
+    pair, other = (whole.of((Worker(cores, (0,)),)) for cores in (1.0, 2.0))
     assert whole.of(ALONE) is whole is pair.of(ALONE)
-    assert whole.of(Form(Shadow(1.0, (0,)))) is pair
+    assert whole.of((Worker(1.0, (0,)),)) is pair
     assert pair is not other
     before_ns = whole.costs_ns(Slot(2.0))
     assert pair.costs_ns(Slot(2.0)) == before_ns
@@ -172,7 +172,7 @@ def test_a_form_learns_from_its_own_batches_only() -> None:
 
 def test_forms_are_bounded() -> None:
     whole = Estimate(RESNET_T)
-    first, *_ = [whole.of(Form(Shadow(cores, (0,)))) for cores in range(1, FORMS_MAX + 1)]
-    assert whole.of(Form(Shadow(1, (0,)))) is first
-    whole.of(Form(Shadow(FORMS_MAX + 1, (0,))))
-    assert whole.of(Form(Shadow(1, (0,)))) is not first
+    first, *_ = [whole.of((Worker(cores, (0,)),)) for cores in range(1, SHAPES_MAX + 1)]
+    assert whole.of((Worker(1, (0,)),)) is first
+    whole.of((Worker(SHAPES_MAX + 1, (0,)),))
+    assert whole.of((Worker(1, (0,)),)) is not first

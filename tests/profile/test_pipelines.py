@@ -19,7 +19,7 @@ from sloop.profile.pipelines import (
 )
 from sloop.solvers.cuts import PieceCosts
 from sloop.units import ms
-from sloop.vocabulary import ALONE, LINK_MBPS, Form, LayerSet, Slot
+from sloop.vocabulary import ALONE, LINK_MBPS, LayerSet, Slot, bounds_of, parts_at
 from tests.profile.test_blocks import EXAMPLE, PROFILE
 
 SLOT = Slot(2.0)
@@ -88,12 +88,12 @@ def test_shares_of_layers_sum_to_the_model() -> None:
 
 
 def test_a_form_is_as_slow_as_a_busy_member_and_learns_apart() -> None:
-    form = Form(bounds=(0, 2, len(EXAMPLE.blocks)))
+    shape = parts_at((0, 2, len(EXAMPLE.blocks)))
     whole = Estimate(PROFILE)
-    part = whole.of(form)
-    shares = pipeline_shares(EXAMPLE, 2.0, form.bounds, PROFILE.max_batch)
+    part = whole.of(shape)
+    shares = pipeline_shares(EXAMPLE, 2.0, bounds_of(shape), PROFILE.max_batch)
     own_ms = whole_ms(EXAMPLE, 2.0, 1)
-    assert shares[1] * own_ms == pytest.approx(member_ms(stations_ms(EXAMPLE, 2.0, form.bounds, 1)))
+    assert shares[1] * own_ms == pytest.approx(member_ms(stations_ms(EXAMPLE, 2.0, bounds_of(shape), 1)))
     assert part.costs_ns(SLOT)[1] == pytest.approx(whole.costs_ns(SLOT)[1] * shares[1], abs=1)
     before_ns = whole.costs_ns(SLOT)
     for _ in range(256):
@@ -102,4 +102,4 @@ def test_a_form_is_as_slow_as_a_busy_member_and_learns_apart() -> None:
     assert whole.costs_ns(SLOT) == before_ns
     assert whole.of(ALONE) is whole
     bare = Estimate(structs.replace(PROFILE, layers=None))
-    assert bare.of(form).costs_ns(SLOT) == bare.costs_ns(SLOT), "without layers nothing is known of parts"
+    assert bare.of(shape).costs_ns(SLOT) == bare.costs_ns(SLOT), "without layers nothing is known of parts"

@@ -53,17 +53,16 @@ from sloop.vocabulary import (
     Group,
     Node,
     Outcome,
-    Part,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     StagePlan,
+    Worker,
     WorkerId,
+    parts_at,
 )
 from tests.runlog.story import (
     GRAPH,
@@ -665,8 +664,8 @@ def test_cores_that_are_no_cap_are_called_reserved() -> None:
 
 
 def test_shadows_are_told_while_a_request_waits() -> None:
-    replica, shadow = ReplicaId(0), Shadow(16.0, (0, 1, 2))
-    group = Group(ReplicaSpec("a", "v", Slot(4.0), shadow=shadow), 1)
+    replica, shadow = ReplicaId(0), Worker(16.0, (0, 1, 2))
+    group = Group(ReplicaSpec("a", "v", Slot(4.0), shape=(shadow,)), 1)
     plan = Plan((StagePlan("a", (group,), 8),), "a burst")
     lost = "its shadow is lost: it died; another one starts at once"
     rows: Rows = [
@@ -715,7 +714,10 @@ def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
     r0, r1, spec = ReplicaId(0), ReplicaId(1), ReplicaSpec("a", "v", Slot(4.0))
     lost = "a part of its pipeline is lost: 1 serve when they have all layers"
     rows: Rows = [
-        *((0, StartWorker(id, spec, part=Part(PipelineId(0), id, (0, 1, 3)))) for id in (r0, r1)),
+        *(
+            (0, StartWorker(id, structs.replace(spec, shape=parts_at((0, 1, 3))), pipeline=r0, place=id))
+            for id in (r0, r1)
+        ),
         (ms(1), Request(RequestId(1), ms(1), ms(1), ms(100))),
         (ms(2), WorkerReady(r0)),
         (ms(3), WorkerReady(r1)),

@@ -32,19 +32,18 @@ from sloop.units import ms, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
-    Form,
     Life,
     ModelWeights,
     Node,
     Outcome,
-    Part,
-    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
     Slot,
     TransferId,
+    WorkerId,
+    parts_at,
 )
 from tests.counting import calls_of, instructions_of
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
@@ -485,9 +484,11 @@ BOUNDS = (0, 1, 3)
 
 def pair_of(number: int, now_ns: int) -> Rows:
     """The starts of two parts: replicas 10 and 11 of pipeline 1, 20 and 21 of pipeline 2."""
-    spec = ReplicaSpec("classify", "small", Slot(2.0))
-    parts = [Part(PipelineId(number), place, BOUNDS) for place in range(2)]
-    return [(now_ns, StartWorker(ReplicaId(10 * number + each.place), spec, part=each)) for each in parts]
+    spec, first = ReplicaSpec("classify", "small", Slot(2.0), shape=parts_at(BOUNDS)), 10 * number
+    return [
+        (now_ns, StartWorker(ReplicaId(first + place), spec, pipeline=WorkerId(first), place=place))
+        for place in range(2)
+    ]
 
 
 def lives_of(state: RunState, *ids: int) -> list[Life]:
@@ -498,7 +499,7 @@ def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
     state, r10, r11 = RunState(GRAPH, start_ns=0), ReplicaId(10), ReplicaId(11)
     for now_ns, record in pair_of(1, 0):
         state.append(now_ns, record)
-    assert {state.replicas[id].group.form for id in (r10, r11)} == {Form(bounds=BOUNDS)}
+    assert {state.replicas[id].group.shape for id in (r10, r11)} == {parts_at(BOUNDS)}
     state.append(ms(5), WorkerReady(r10))
     assert lives_of(state, 10, 11) == [Life.STARTING] * 2, "the other part has yet to start"
     state.append(ms(8), WorkerReady(r11))
@@ -506,10 +507,10 @@ def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
     assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(8), ms(8)]
     state.append(ms(9), WorkerCompleted(r11))
     assert state.replicas[r11].part is None
-    assert state.replicas[r10].group.form == state.replicas[r11].group.form == Form(bounds=BOUNDS)
+    assert state.replicas[r10].group.shape == state.replicas[r11].group.shape == parts_at(BOUNDS)
     state.append(ms(12), WorkerCompleted(r10))
     state.append(ms(12), WorkerCompleted(r10))
-    assert {state.replicas[id].group.form for id in (r10, r11)} == {ALONE}
+    assert {state.replicas[id].group.shape for id in (r10, r11)} == {ALONE}
     assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9), ms(12)]
     assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 0, {})
 
@@ -528,7 +529,7 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
     for now_ns, record in rows:
         state.append(now_ns, record)
     assert state.replicas[r21].life is Life.STARTING
-    assert state.replicas[r21].group.form == ALONE
+    assert state.replicas[r21].group.shape == ALONE
     assert waiting_since(state) == {1: ms(5)}, "its request is in the queue again"
     assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 1, {})
     state.append(ms(9), WorkerCompleted(r21))

@@ -53,6 +53,7 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.vocabulary import (
+    ALONE,
     BatchId,
     Canary,
     Device,
@@ -61,17 +62,16 @@ from sloop.vocabulary import (
     ModelWeights,
     Node,
     Outcome,
-    Part,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     StagePlan,
     TransferId,
+    Worker,
+    parts_at,
 )
 
 NS = st.integers(min_value=0, max_value=2**62)
@@ -81,9 +81,6 @@ BATCH = st.builds(BatchId, st.integers(0, 2**40))
 REPLICA = st.builds(ReplicaId, st.integers(0, 10_000))
 WORDS = st.text(max_size=12)
 TRANSFER = st.builds(TransferId, st.integers(0, 10_000))
-PART = st.builds(
-    Part, pipeline=st.builds(PipelineId, NS), place=st.integers(0, 9), bounds=st.lists(NS, max_size=4).map(tuple)
-)
 LAYERS = st.builds(
     lambda first, count, is_complement: LayerSet(first, first + count, is_complement),
     st.integers(0, 9),
@@ -91,7 +88,7 @@ LAYERS = st.builds(
     st.booleans(),
 )
 WEIGHTS = st.builds(ModelWeights, name=WORDS, size_bytes=NS, layers=st.none() | LAYERS)
-SHADOW = st.builds(Shadow, cores=CORES, blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple))
+SHADOW = st.builds(Worker, cores=CORES, layers=st.lists(st.integers(0, 99), max_size=3).map(tuple))
 SPEC = st.builds(
     ReplicaSpec,
     stage=WORDS,
@@ -99,7 +96,7 @@ SPEC = st.builds(
     slot=st.builds(Slot, cores=CORES, hardware=WORDS, accelerator=WORDS, share=st.floats(0, 1)),
     node=st.none() | WORDS,
     device=st.none() | WORDS,
-    shadow=st.none() | SHADOW,
+    shape=st.sampled_from((ALONE, parts_at((0, 1, 3)))) | st.tuples(SHADOW),
 )
 PLAN = st.builds(
     Plan,
@@ -184,7 +181,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
     st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
     st.builds(StartWorker, worker=REPLICA, spec=SPEC, replica=st.none() | REPLICA),
-    st.builds(StartWorker, worker=REPLICA, spec=SPEC, transfer=TRANSFER, part=PART),
+    st.builds(StartWorker, worker=REPLICA, spec=SPEC, transfer=TRANSFER, pipeline=REPLICA, place=st.integers(0, 9)),
     st.builds(
         Transfer,
         transfer=TRANSFER,

@@ -50,19 +50,19 @@ from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
-    Form,
     Node,
     Outcome,
-    Part,
     Path,
-    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
+    Shape,
     Slot,
+    Worker,
     WorkerId,
+    parts_at,
+    shadow_in,
 )
 from tests.profile.test_blocks import EXAMPLE, PROFILE
 from tests.runlog.story import (
@@ -93,7 +93,7 @@ class Known:
     def costs_ns(self, slot: Slot) -> Sequence[int]:
         return [0, *(ms(50.0 + 30.0 * batch) for batch in range(1, self.batch_max + 1))]
 
-    def of(self, form: Form) -> "Known":
+    def of(self, shape: Shape) -> "Known":
         return self
 
 
@@ -226,7 +226,7 @@ def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
 
 def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
     """A body of 1 core, with a shadow of 2 from second 1 to second 4; one that dies at once costs nothing."""
-    replica, shadow = ReplicaId(0), Shadow(2.0, (0,))
+    replica, shadow = ReplicaId(0), Worker(2.0, (0,))
 
     def run(number: int, at_s: float) -> Rows:
         start = StartBatch(BatchId(number), replica, "classify", (RequestId(number),))
@@ -236,7 +236,7 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
         (0, StartWorker(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
         (0, WorkerReady(replica)),
         *run(0, 0.1),
-        (s(1), StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
+        (s(1), StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shape=(shadow,)), replica)),
         *run(1, 1.1),
         (s(2), WorkerReady(WorkerId(100))),
         *run(2, 2.1),
@@ -245,7 +245,7 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
         (s(3.1), Finished(BatchId(3), replica, 1)),
         (s(3.2), WorkerReady(WorkerId(100))),
         (s(4), WorkerStopped(WorkerId(100))),
-        (s(5), StartWorker(WorkerId(101), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
+        (s(5), StartWorker(WorkerId(101), ReplicaSpec("classify", "v", Slot(1.0), shape=(shadow,)), replica)),
         (s(5), WorkerLost(WorkerId(101), "it died")),
         (s(5), WorkerStopped(WorkerId(100))),
         *run(4, 5.1),
@@ -257,10 +257,10 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
     for now_ns, record in rows:
         run_state.append(now_ns, record)
     assert (run_state.shadows.count, run_state.shadows.lost) == (2, 1)
-    found = {form: group for (_, _, _, form), group in run_state.groups.items()}
-    assert {form.shadow for form in found} == {None, shadow}
+    found = {shape: group for (_, _, _, shape), group in run_state.groups.items()}
+    assert {shadow_in(shape) for shape in found} == {None, shadow}
     assert len(found[ALONE].durations_ns[1]) == 3
-    assert len(found[Form(shadow)].durations_ns[1]) == 1
+    assert len(found[(shadow,)].durations_ns[1]) == 1
     assert sum(len(group.resized_ns[1]) for group in found.values()) == 1, "it ran with a shadow that was told to stop"
     assert durations_of(run_state, batches_min=1)["classify", "v", ""][1, 1.0] == [ms(100)] * 3
     shadows = summary.row(system="x", seed=None).shadows
@@ -271,14 +271,14 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (2, 1), (3, 2), (4, 3), (5, 0)])
 def test_rows_that_shadows_compute_are_those_that_their_profile_gives_them(batch: int, rows: int) -> None:
     """A batch that is larger than the profile's largest runs on the body alone."""
-    replica, shadow = ReplicaId(0), Shadow(4.0, (0, 1))
+    replica, shadow = ReplicaId(0), Worker(4.0, (0, 1))
     expected, _ = shared_rows(EXAMPLE, 2.0, shadow, 4)
     assert rows == (expected[batch] if batch <= 4 else 0)
     declared = OnlyGraph(GRAPH, {("classify", "v", ""): Estimate(PROFILE)})
     records: Rows = [
         (0, StartWorker(replica, ReplicaSpec("classify", "v", Slot(2.0)))),
         (0, WorkerReady(replica)),
-        (0, StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shadow=shadow), replica)),
+        (0, StartWorker(WorkerId(100), ReplicaSpec("classify", "v", Slot(1.0), shape=(shadow,)), replica)),
         (0, WorkerReady(WorkerId(100))),
         (s(1), StartBatch(BatchId(0), replica, "classify", tuple(map(RequestId, range(batch))))),
         (s(2), Finished(BatchId(0), replica, 1)),
@@ -295,10 +295,9 @@ def test_what_pipelines_did() -> None:
     its parts is whole after 5 s; the third completes without any batch."""
 
     def pair(number: int, at_s: float) -> Rows:
-        spec = ReplicaSpec("classify", "v", Slot(1.0))
-        parts = [Part(PipelineId(number), place, (0, 1, 3)) for place in range(2)]
+        spec = ReplicaSpec("classify", "v", Slot(1.0), shape=parts_at((0, 1, 3)))
         ids = [ReplicaId(2 * number + place) for place in range(2)]
-        starts: Rows = [(s(at_s), StartWorker(id, spec, part=part)) for id, part in zip(ids, parts, strict=True)]
+        starts: Rows = [(s(at_s), StartWorker(id, spec, pipeline=ids[0], place=place)) for place, id in enumerate(ids)]
         return [*starts, *((s(at_s + 1), WorkerReady(id)) for id in ids)]
 
     def run(number: int, id: int, at_s: float, size: int) -> Rows:

@@ -74,9 +74,9 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     TransferId,
+    Worker,
     WorkerId,
 )
 from tests.serve.graphs import graph_of
@@ -86,7 +86,7 @@ MODEL = Signature((PORT,), (Port("y", "UINT8", (-1, -1)),))
 ONE = wire(graph_of({"a": ()}), {("a", "v"): MODEL})
 TWO = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): MODEL})
 R, SPEC = ReplicaId(1), ReplicaSpec("a", "v", Slot(1.0), "here")
-PAIR = structs.replace(SPEC, shadow=Shadow(1.0, (0,)))
+PAIR = structs.replace(SPEC, shape=(Worker(1.0, (0,)),))
 
 
 async def turn() -> None:

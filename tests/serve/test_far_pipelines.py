@@ -62,14 +62,13 @@ from sloop.vocabulary import (
     LayerSet,
     ModelWeights,
     Node,
-    Part,
-    PipelineId,
     ReplicaId,
     ReplicaSpec,
-    Shadow,
     Slot,
     TransferId,
+    Worker,
     WorkerId,
+    parts_at,
 )
 from tests.hosts import is_running
 from tests.serve.rig import run_of, wirings_of
@@ -173,11 +172,9 @@ class Rig:
     def start(self, bounds: tuple[int, ...], members: dict[ReplicaId, str], pipeline: int = 0) -> None:
         """Parts on nodes, each with a transfer of its layers."""
         for place, (replica, node) in enumerate(members.items()):
-            part = Part(PipelineId(pipeline), place, bounds)
-            transfer = self.send(part.layers, node)
-            self.backend.start(
-                StartWorker(replica, ReplicaSpec("stage", "skips", Slot(0.5), node), transfer=transfer, part=part)
-            )
+            spec = ReplicaSpec("stage", "skips", Slot(0.5), node, shape=parts_at(bounds))
+            transfer = self.send(spec.shape[place].span, node)
+            self.backend.start(StartWorker(replica, spec, transfer=transfer, pipeline=WorkerId(pipeline), place=place))
 
     async def started(self, bounds: tuple[int, ...], members: dict[ReplicaId, str]) -> None:
         await self.join(*dict.fromkeys(members.values()))
@@ -189,8 +186,8 @@ class Rig:
         """What the core orders when all parts are ready, or one is lost."""
         for replica in replicas:
             placed = self.backend._replicas[replica]
-            assert placed.part is not None
-            self.send(placed.part.layers.others, placed.agent.hello.name, completes=(replica,))
+            assert placed.order.part is not None
+            self.send(placed.order.part.span.others, placed.agent.hello.name, completes=(replica,))
 
     async def completed(self, *replicas: ReplicaId) -> None:
         self.complete(*replicas)
@@ -684,7 +681,7 @@ def test_parts_that_are_not_the_whole_model_are_refused(play: Callable[[Scene], 
         assert "must have all 4 blocks" in gone.error
         rig.backend.start(
             StartWorker(
-                B, ReplicaSpec("stage", "skips", Slot(0.5), TWO), transfer=None, part=Part(PipelineId(7), 0, (0, 2, 4))
+                B, ReplicaSpec("stage", "skips", Slot(0.5), TWO, shape=parts_at((0, 2, 4))), pipeline=WorkerId(7)
             )
         )
         assert await rig.ear.hear(WorkerLost, count=2) == WorkerLost(B, "node two is not connected")
@@ -712,7 +709,7 @@ def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path
 
 # Shadows
 
-PAIR = Shadow(0.5, (0, 1))
+PAIR = Worker(0.5, (0, 1))
 
 
 SHADOW, SECOND, THIRD = (WorkerId(number) for number in (107, 108, 109))
@@ -728,7 +725,7 @@ async def paired(rig: Rig) -> None:
 
 
 def start_shadow(rig: Rig, worker: WorkerId = SHADOW) -> None:
-    spec = ReplicaSpec("stage", "skips", Slot(0.5), ONE, shadow=PAIR)
+    spec = ReplicaSpec("stage", "skips", Slot(0.5), ONE, shape=(PAIR,))
     rig.backend.start(StartWorker(worker, spec, A))
 
 
@@ -831,10 +828,8 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callabl
             liar, other = await here.join(), await here.join("two")
             for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
                 await fake.hear(AgentSetup)
-                part = Part(PipelineId(0), place, (0, 1, 2))
-                here.backend.start(
-                    StartWorker(replica, ReplicaSpec("stage", "cut", Slot(1), node), transfer=None, part=part)
-                )
+                spec = ReplicaSpec("stage", "cut", Slot(1), node, shape=parts_at((0, 1, 2)))
+                here.backend.start(StartWorker(replica, spec, pipeline=A, place=place))
                 await fake.hear(StartWorker)
                 fake.send(AgentReport(WorkerReady(replica)))
             await here.ear.hear(WorkerReady, count=2)

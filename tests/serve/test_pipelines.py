@@ -49,7 +49,7 @@ from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, Part, PipelineId, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot, parts_at
 from tests.serve.edge.fakes import LoopThread
 from tests.serve.rig import run_of
 from tests.serve.test_local_backend import Ear, play
@@ -278,8 +278,7 @@ class Orders:
 def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequence[tuple[int, int]]) -> None:
     """Whatever the order in which batches begin, workers answer, fail and die."""
     orders = Orders()
-    parts = [Part(PipelineId(0), place, tuple(range(places + 1))) for place in range(places)]
-    pipeline = ProcessPipeline(parts[0], orders)
+    pipeline = ProcessPipeline(places, orders)
     pipeline.members |= {place: ReplicaId(place) for place in range(places)}
     for place in range(places):
         pipeline.on_part_ready(place)
@@ -324,7 +323,7 @@ def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequ
 
 def test_a_worker_answers_only_what_it_was_told() -> None:
     orders = Orders()
-    pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
+    pipeline = ProcessPipeline(2, orders)
     pipeline.members |= {0: A, 1: B}
     pipeline.on_part_ready(0)
     assert orders.completing == []
@@ -350,7 +349,7 @@ def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
         ([b"small"], False, []),
     ):
         orders = Orders()
-        pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
+        pipeline = ProcessPipeline(2, orders)
         pipeline.members |= {0: A, 1: B}
         pipeline.on_part_ready(0)
         pipeline.on_part_ready(1)
@@ -384,7 +383,9 @@ def spec(variant: str = "skips") -> ReplicaSpec:
 
 def start(backend: LocalBackend, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
     for place, replica in enumerate(replicas):
-        backend.start(StartWorker(replica, spec(variant), transfer=None, part=Part(PipelineId(0), place, bounds)))
+        backend.start(
+            StartWorker(replica, structs.replace(spec(variant), shape=parts_at(bounds)), pipeline=A, place=place)
+        )
 
 
 def run(backend: LocalBackend, batch: int, replica: ReplicaId, rows: int, width: int = WIDTH) -> None:

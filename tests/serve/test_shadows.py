@@ -46,7 +46,7 @@ from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Slot, Worker, WorkerId
 from tests.hosts import Hosts
 from tests.serve.fleet import Fleet, Load, until
 from tests.serve.rig import run_of
@@ -318,7 +318,7 @@ def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> N
 
 # Live processes
 
-PAIR = Shadow(1.0, (0, 1))
+PAIR = Worker(1.0, (0, 1))
 
 
 def spec() -> ReplicaSpec:
@@ -340,9 +340,9 @@ def pid_of(backend: LocalBackend, worker: WorkerId = SHADOW) -> int:
     return found
 
 
-def start_shadow(backend: LocalBackend, worker: WorkerId, shadow: Shadow = PAIR, body: ReplicaId = A) -> None:
+def start_shadow(backend: LocalBackend, worker: WorkerId, shadow: Worker = PAIR, body: ReplicaId = A) -> None:
     variant = "skips" if body == A else "whole"
-    backend.start(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shadow=shadow), body))
+    backend.start(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shape=(shadow,)), body))
 
 
 async def paired(backend: LocalBackend, ear: Ear) -> None:
@@ -368,7 +368,7 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
         backend.run(BatchId(9), A, run_of(batch_of(4)))
         await ear.hear(Finished, count=5)
         check(ear, 9, model, 4)
-        start_shadow(backend, OTHER, Shadow(1.0, (0, 1, 2)))
+        start_shadow(backend, OTHER, Worker(1.0, (0, 1, 2)))
         assert await ear.hear(WorkerReady, count=3) == WorkerReady(OTHER)
         pid = pid_of(backend, OTHER)
         backend.stop(A)
@@ -427,7 +427,7 @@ def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp
         loading = asyncio.create_task(load())
         for number in range(3):
             shadow = WorkerId(7 + number)
-            start_shadow(backend, shadow, Shadow(1.0, ((0, 1), (0, 2), (1, 2, 3))[number]))
+            start_shadow(backend, shadow, Worker(1.0, ((0, 1), (0, 2), (1, 2, 3))[number]))
             await ear.hear(WorkerReady, count=number + 2)
             await ear.hear(Finished, count=done + 8)
             if number == 1:

@@ -24,7 +24,7 @@ from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Nee
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
-from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, divide, group, merge, split, tensors_of
+from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, ModelWorker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import MISSING, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
@@ -62,7 +62,7 @@ class Server:
             with theirs:
                 try:
                     own = Arena(arena.number, arena.fd) if arena else None
-                    Worker(ProcessChannel(theirs), own).serve()
+                    ModelWorker(ProcessChannel(theirs), own).serve()
                 except Exception as error:
                     self.error = error
 

@@ -34,9 +34,9 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
-    Shadow,
     Slot,
     StagePlan,
+    Worker,
     WorkerId,
 )
 from tests.profile.test_blocks import PROFILE
@@ -46,7 +46,7 @@ from tests.sim.test_cluster import batch, play_until
 R0, R1, R2 = (ReplicaId(id) for id in range(3))
 NODE = Node("n0", "slow", 8.0, 400 * MIB)
 BODY = ReplicaSpec("only", "a", Slot(2.0, "slow"), "n0")
-SHADOW = Shadow(4.0, (0, 1))
+SHADOW = Worker(4.0, (0, 1))
 """The pair of section 2.12 of AsyFunc's specification: batches of 1 to 4 take 29.85, 54, 59.1 and 85.35 ms, on the body
 alone 51, 99, 147 and 195 ms; its blocks load in 10.26 ms."""
 LOAD_NS = ms(10.26)
@@ -70,8 +70,8 @@ def cluster_of(
     return made
 
 
-def starts(replica: ReplicaId, number: int, shadow: Shadow) -> StartWorker:
-    return StartWorker(WorkerId(number), structs.replace(BODY, shadow=shadow), replica)
+def starts(replica: ReplicaId, number: int, shadow: Worker) -> StartWorker:
+    return StartWorker(WorkerId(number), structs.replace(BODY, shape=(shadow,)), replica)
 
 
 def attach(cluster: Cluster, now_ns: int = 0, number: int = 0, *, replica: ReplicaId = R0) -> None:
@@ -202,7 +202,7 @@ def test_shadows_wait_for_a_spare_worker_of_their_node() -> None:
 APPLICATION = Application(
     "pairs", 1000.0, (Stage("only", (Variant("a", profiles={"slow": PROFILE}),)),), SystemChoice("static"), (NODE,)
 )
-GROUPS = (Group(BODY, 1, 2), Group(structs.replace(BODY, shadow=SHADOW), 1, 4))
+GROUPS = (Group(BODY, 1, 2), Group(structs.replace(BODY, shape=(SHADOW,)), 1, 4))
 PLAN = Plan((StagePlan("only", GROUPS, batch_max=2),), "a body and a pair")
 BEGIN: Sequence[Step] = ((WOKE, Decided("plan", "why", plan=PLAN), StartWorker(R0, BODY)), (WorkerReady(R0),))
 ATTACHED: Sequence[Step] = (*BEGIN, (WOKE, starts(R0, 10, SHADOW)))
@@ -246,9 +246,9 @@ def test_what_a_core_may_do(steps: Sequence[Step]) -> None:
         ((BEGIN[0], (WOKE, starts(R0, 10, SHADOW))), "not ready or drains"),
         ((*BEGIN, (WOKE, StopWorker(R0, "why"), starts(R0, 10, SHADOW))), "not ready or drains"),
         ((*BEGIN, (WOKE, starts(R1, 10, SHADOW))), "does not exist"),
-        ((*BEGIN, (WOKE, starts(R0, 10, Shadow(4.0, (2, 3))))), "blocks that the profile does not have"),
-        ((*BEGIN, (WOKE, starts(R0, 10, Shadow(4.0, ())))), "blocks that the profile does not have"),
-        ((*BEGIN, (WOKE, starts(R0, 10, Shadow(7.0, (0,))))), "has 8 cores and gives out 9"),
+        ((*BEGIN, (WOKE, starts(R0, 10, Worker(4.0, (2, 3))))), "blocks that the profile does not have"),
+        ((*BEGIN, (WOKE, starts(R0, 10, Worker(4.0, ())))), "blocks that the profile does not have"),
+        ((*BEGIN, (WOKE, starts(R0, 10, Worker(7.0, (0,))))), "has 8 cores and gives out 9"),
         ((*BEGIN, (WOKE, StopWorker(WorkerId(10), "why"))), "does not exist"),
         ((*PAIR, (WOKE, StopWorker(WorkerId(11), "why"))), "does not exist"),
         ((*DETACHED, (WOKE, StopWorker(WorkerId(10), "why"))), "is ordered to stop twice"),
@@ -259,7 +259,7 @@ def test_what_a_core_may_do(steps: Sequence[Step]) -> None:
             (*PAIR, (WOKE, StartWorker(WorkerId(11), structs.replace(BODY, slot=Slot(2.5, "slow"))))),
             "has 8 cores and gives",
         ),
-        ((*BEGIN, (WOKE, StartWorker(R1, structs.replace(BODY, shadow=SHADOW)))), "starts without its shadow"),
+        ((*BEGIN, (WOKE, StartWorker(R1, structs.replace(BODY, shape=(SHADOW,))))), "starts without its shadow"),
     ],
 )
 def test_what_a_core_must_not_do(steps: Sequence[Step], complaint: str) -> None:

@@ -40,8 +40,6 @@ from sloop.vocabulary import (
     LayerSet,
     ModelWeights,
     Node,
-    Part,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -50,6 +48,7 @@ from sloop.vocabulary import (
     Slot,
     StagePlan,
     TransferId,
+    parts_at,
 )
 from sloop.workload import Trace
 from tests.profile.test_blocks import EXAMPLE
@@ -74,8 +73,8 @@ def cluster(*, length_ms: float = 900.0, startup: Startup = START) -> Cluster:
 
 def part(place: int, transfer: int | None = None, *, node: str = "") -> StartWorker:
     brought = None if transfer is None else TransferId(transfer)
-    made = Part(PipelineId(0), place, BOUNDS)
-    return StartWorker(ReplicaId(place), spec(node=node or f"n{place}"), transfer=brought, part=made)
+    whole = structs.replace(spec(node=node or f"n{place}"), shape=parts_at(BOUNDS))
+    return StartWorker(ReplicaId(place), whole, transfer=brought, pipeline=ReplicaId(0), place=place)
 
 
 def layers(number: int, node: str, brings: LayerSet, completes: ReplicaId | None = None) -> Transfer:

@@ -38,7 +38,7 @@ from sloop.solvers import highs
 from sloop.systems import SYSTEMS
 from sloop.systems.planning import explain_plan
 from sloop.systems.setup import set_up
-from sloop.vocabulary import Plan, Shadow
+from sloop.vocabulary import Plan, Worker
 from tests.sloop_systems.tables import tables
 from tests.without import publications
 
@@ -167,7 +167,7 @@ def played(run: Run) -> Entry:
         elif isinstance(record, StartWorker):
             spec = record.spec
             first_workers.append(record.worker)
-            layers = None if record.part is None else (record.part.layers.first, record.part.layers.end)
+            layers = None if record.part is None else (record.part.span.first, record.part.span.end)
             starts.append((now_ns, spec.stage, spec.variant, spec.cores, spec.node, spec.device, layers))
         elif isinstance(record, StartBatch):
             batches.append((now_ns, record.stage, record.requests, record.parts))
@@ -207,9 +207,9 @@ def target(plan: Plan) -> Any:
     return plan.feasible, plan.saturated, plan.gave_up, stages
 
 
-def helper(shadow: Shadow | None) -> tuple[float, tuple[int, ...]] | None:
+def helper(shadow: Worker | None) -> tuple[float, tuple[int, ...]] | None:
     """The cores and blocks of a shadow."""
-    return None if shadow is None else (shadow.cores, shadow.blocks)
+    return None if shadow is None else (shadow.cores, shadow.layers)
 
 
 def tabled(name: str) -> Entry:

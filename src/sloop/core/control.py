@@ -63,18 +63,17 @@ from sloop.text import counted, in_ms, in_s, listed
 from sloop.units import FOREVER_NS, GIB, ms, s
 from sloop.vocabulary import (
     ALONE,
-    Form,
     Life,
     Node,
     NodeState,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
-    Shadow,
     Slot,
     StagePlan,
+    Worker,
     WorkerId,
+    shadow_in,
 )
 
 WAKE_NS_MIN = ms(100)
@@ -123,7 +122,7 @@ class Shortage:
     replica: ReplicaId | None = None
     present_cores: float = 0.0
     node: str | None = None
-    shadow: Shadow | None = None
+    shadow: Worker | None = None
     weights_bytes: int = 0
     """The most memory that the weights of a new replica take beside its own."""
     scarce: str = field(default="", compare=False)
@@ -459,7 +458,7 @@ class ControlPath:
         if worker.shadow is not None:
             if worker.state is WorkerState.STARTING:
                 worker.enter(WorkerState.SERVING)
-                self._state.set_form(now_ns, replica, Form(worker.shadow))
+                self._state.set_shape(now_ns, replica, (worker.shadow,))
                 self._advance_all(now_ns, replica, out)
             return
         if replica.life is not Life.STARTING:
@@ -580,8 +579,8 @@ class ControlPath:
         worker.enter(WorkerState.DRAINING)
         replica = worker.replica
         replica.stage.pool.note_change(replica)
-        if replica.form.shadow is not None:
-            self._state.set_form(now_ns, replica, ALONE)
+        if shadow_in(replica.shape) is not None:
+            self._state.set_shape(now_ns, replica, ALONE)
 
     def _free_shadow(self, now_ns: int, worker: ReplicaWorker, out: list[Action]) -> None:
         """A shadow is gone: others may have its room."""
@@ -675,7 +674,7 @@ class ControlPath:
         if not state.ledger.reserve(id, reservation):
             why = why or f"{node.name} has no room for it"
             state.ledger.force(id, reservation)
-        wanted = structs.replace(spec, node=None, device=None, shadow=None)
+        wanted = structs.replace(spec, node=None, device=None, shape=ALONE)
         state.replicas[id] = replica = Replica(id, wanted, stage, now_ns, node.name, spec.device)
         state.workers[id] = replica.workers[0]
         stage.pool.add(replica)
@@ -853,7 +852,7 @@ class ControlPath:
         brings_weights = application.state.parts.policies.provision.brings_weights
         prefers = fullest_nodes_first(views) if brings_weights else oldest_first
         found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
-        if self._state.next_pipeline and found.stop:
+        if self._state.has_pipelines and found.stop:
             latest = [view.id for view in sorted(views, key=prefers, reverse=True)]
             found = stops_whole_pipelines(found, pool.replicas, latest)
         if not application.keeps_all:
@@ -904,7 +903,7 @@ class ControlPath:
         if is_too_soon:
             return max(PlanProgress.TOO_SOON, attaching)
         application.forget_shortages(stage.name, of_shadows=attaching is not PlanProgress.NO_ROOM)
-        waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
+        waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shape]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
 
     def _scarce(self, spec: ReplicaSpec, belief: Belief) -> str:
@@ -965,7 +964,7 @@ class ControlPath:
         for id, shadow in attachments:
             replica = stage.pool.replicas[id]
             belief, number = replica.service_rate.belief, WorkerId(self._state.next_worker)
-            memory_bytes = belief.of(Form(shadow)).memory_bytes - belief.of(ALONE).memory_bytes
+            memory_bytes = belief.of((shadow,)).memory_bytes - belief.of(ALONE).memory_bytes
             if replica.life is not Life.READY or replica.shadow_drains or replica.pipeline is not None:
                 progress = max(progress, PlanProgress.WAITING)
             elif now_ns < stage.shadow_backoff.not_before_ns:
@@ -984,7 +983,7 @@ class ControlPath:
                 stage.pool.note_change(replica)
                 if self._state.weights.by_node:
                     out += self._state.weights.make_room([replica.node])
-                placed = structs.replace(replica.spec, node=replica.node, device=replica.device, shadow=shadow)
+                placed = structs.replace(replica.spec, node=replica.node, device=replica.device, shape=(shadow,))
                 out.append(StartWorker(number, placed.with_cores(replica.target_cores), id))
         return progress
 
@@ -1047,8 +1046,8 @@ class ControlPath:
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""
-        stopping: dict[PipelineId, Replica] = {}
-        for id in self._with_pipelines(stage, ids) if self._state.next_pipeline else ids:
+        stopping: dict[ReplicaId, Replica] = {}
+        for id in self._with_pipelines(stage, ids) if self._state.has_pipelines else ids:
             replica = stage.pool.replicas[id]
             if replica.pipeline is not None:
                 stopping[replica.pipeline.id] = replica

@@ -9,11 +9,11 @@ from msgspec import structs
 from sloop.core.ledger import millicores
 from sloop.core.views import ReplicaView
 from sloop.units import ROUNDING
-from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Shadow, StagePlan
+from sloop.vocabulary import ALONE, Life, ReplicaId, ReplicaSpec, StagePlan, Worker
 
 Resizes = tuple[tuple[ReplicaId, float], ...]
 """Replicas with the cores to resize them to."""
-Attachments = tuple[tuple[ReplicaId, Shadow], ...]
+Attachments = tuple[tuple[ReplicaId, Worker], ...]
 """Replicas with the shadows that they get."""
 Matches = list[tuple[ReplicaView, ReplicaSpec]]
 """Replicas with what the plan wants of them."""
@@ -149,16 +149,16 @@ def _other_shadows(
     present_rps: Callable[[ReplicaId], float],
     rate_rps: Callable[[ReplicaSpec], float],
     may_lose: Callable[[float], bool],
-) -> tuple[list[tuple[ReplicaId, Shadow]], list[ReplicaId], list[ReplicaId]]:
+) -> tuple[list[tuple[ReplicaId, Worker]], list[ReplicaId], list[ReplicaId]]:
     """The replicas that get a shadow, that lose theirs now, and that keep it until others are ready."""
-    attach: list[tuple[ReplicaId, Shadow]] = []
+    attach: list[tuple[ReplicaId, Worker]] = []
     detach: list[ReplicaId] = []
     hold: list[ReplicaId] = []
     for replica, wanted in matches:
         if replica.spec.shadow == wanted.shadow:
             continue
         if wanted.shadow is None:
-            alone = structs.replace(replica.spec, shadow=None)
+            alone = structs.replace(replica.spec, shape=ALONE)
             loses_rps = present_rps(replica.id) - rate_rps(alone) if replica.life is Life.READY else 0.0
             (detach if may_lose(loses_rps) else hold).append(replica.id)
         elif replica.spec.shadow is None:
@@ -181,7 +181,7 @@ def _match_placed_first(
     for group in (placed, others):
         as_wanted, left = _match(group, spare, _exactly) if group else ([], [])
         exact += as_wanted
-        if [1 for spec in left if spec.shadow] or (left and [1 for replica in spare if replica.spec.shadow]):
+        if [1 for spec in left if spec.shape] or (left and [1 for replica in spare if replica.spec.shape]):
             but_shadow, left = _match(left, spare, _but_shadow)
             reformed += but_shadow
         missing += left
@@ -218,7 +218,7 @@ def _match(
 def _exactly(spec: ReplicaSpec) -> tuple[object, ...]:
     slot = spec.slot
     device = slot.hardware, slot.accelerator, slot.share, slot.is_capped
-    return (spec.variant, device, millicores(slot.cores), spec.shadow)
+    return (spec.variant, device, millicores(slot.cores), spec.shape)
 
 
 def _but_shadow(spec: ReplicaSpec) -> tuple[object, ...]:

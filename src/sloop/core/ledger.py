@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import counted, number
 from sloop.units import GIB, ROUNDING
-from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shadow, Slot, WorkerId
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shape, Slot, WorkerId
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -32,9 +32,9 @@ def millicores(cores: float) -> int:
     return round(cores * MILLI)
 
 
-def spec_millicores(slot: Slot, shadow: Shadow | None) -> int:
+def spec_millicores(slot: Slot, shape: Shape) -> int:
     """The cores of a replica on this slot, with those of its shadow, as integer thousandths."""
-    return millicores(slot.cores) + (millicores(shadow.cores) if shadow is not None else 0)
+    return millicores(slot.cores) + sum([millicores(worker.cores) for worker in shape])
 
 
 class Reservation(Struct):

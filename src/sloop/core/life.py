@@ -10,8 +10,7 @@ end so after `DRAINING`; the core forgets a worker then, so no state says it.
        │       │            │                      │
        └───────┴────────────┴─────► COMPLETING ────┘
 
-A part becomes `PIPELINED` without waiting if it is the last one to start, and goes from `WAITING` to `SERVING` if it
-has got all layers meanwhile.
+A part goes from `WAITING` to `SERVING` if it has got all layers meanwhile.
 """
 
 from collections.abc import Mapping
@@ -42,7 +41,6 @@ FOLLOWING: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
     WorkerState.STARTING: frozenset(
         {
             WorkerState.WAITING,
-            WorkerState.PIPELINED,  # it is the last part of its pipeline to start
             WorkerState.COMPLETING,  # its pipeline broke up before it had its layers
             WorkerState.SERVING,
             WorkerState.DRAINING,

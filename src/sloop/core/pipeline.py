@@ -7,7 +7,7 @@ Each member is a `Replica` from its order on, with a reservation for the whole m
 - From then on each member gets the other layers. It does not before, because they would come over the links on which
   other members still wait for their parts.
 - When all have all layers, the pipeline dissolves: they are ordinary replicas. Until the batches that run in it have
-  left it, estimates learn from batches for the form of its parts, and not for the whole model.
+  left it, estimates learn from batches for the shape of its parts, and not for the whole model.
 - If a member is lost, the others serve no more until they have all layers; those that have are ready at once. Only for
   the requests of the lost member's batch this counts as an attempt. The driver reports what becomes of the batches of
   the others.
@@ -51,9 +51,8 @@ def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]
         state.enter(now_ns, replica, WorkerState.COMPLETING)
         _begin_completion(now_ns, state, [replica], out)
         return False
-    pipeline.started[replica.id] = None
+    state.enter(now_ns, replica, WorkerState.WAITING)
     if not pipeline.is_ready:
-        state.enter(now_ns, replica, WorkerState.WAITING)
         return False
     for member in pipeline.members.values():
         state.enter(now_ns, member, WorkerState.SERVING if member.part is None else WorkerState.PIPELINED)
@@ -66,7 +65,7 @@ def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]
 def on_completed(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
     """A part has got the other layers. Returns whether that was expected."""
     pipeline = replica.pipeline
-    if replica.part is None or (pipeline is not None and replica.id not in pipeline.started):
+    if replica.part is None or (pipeline is not None and replica.state is WorkerState.STARTING):
         return False
     replica.part = None
     state.weights.ready(now_ns, replica.id)
@@ -98,7 +97,7 @@ def order_other_layers(now_ns: int, state: State, replicas: Sequence[Replica], o
         left = [each for each in left if each not in own]
         parts = [each.part for each in own if each.part is not None]
         assert len(parts) == len(own) > 0, "a part that is to get other layers lacks some"
-        layers = parts[0].layers.others if len(own) == 1 else LayerSet(parts[0].bounds[0], parts[0].bounds[-1])
+        layers = parts[0].span.others if len(own) == 1 else LayerSet(0, len(costs.layer_bytes))
         rest = layers_of(costs.weights, costs.layer_bytes, layers)
         ids = tuple(each.id for each in own)
         order = state.weights.order_layers(now_ns, rest, costs.weights, source, receivers, policy.keeps, ids)
@@ -121,7 +120,7 @@ def dissolve(now_ns: int, state: State) -> list[Replica]:
             found.append(next(iter(members)))
             for member in members:
                 member.pipeline = None
-                state.set_form(now_ns, member, ALONE)
+                state.set_shape(now_ns, member, ALONE)
     return found
 
 
@@ -138,7 +137,7 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
         out.append(Decided("pipeline", why, stage.name, id, application=stage.application.key))
     for member in pipeline.members.values():
         member.pipeline = None
-        state.set_form(now_ns, member, ALONE)
+        state.set_shape(now_ns, member, ALONE)
         if member.state is WorkerState.DRAINING:
             out += stops_of(member, "drained") if member.batch is None else ()
         elif member.state is WorkerState.WAITING and member.part is None:

@@ -34,7 +34,7 @@ from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
 from sloop.units import ROUNDING
-from sloop.vocabulary import Group, NodeState, Plan, ReplicaSpec, StagePlan
+from sloop.vocabulary import ALONE, Group, NodeState, Plan, ReplicaSpec, StagePlan
 
 QUICK_MAX = 4
 """The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
@@ -291,13 +291,15 @@ def _check_group(group: Group, target: StagePlan, stage: StageView) -> None:
         what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
         raise InputError(f"{of} {what}", help=f"it can run {known}")
     shadow = group.spec.shadow
+    if group.spec.shape != (ALONE if shadow is None else (shadow,)):
+        raise InputError(f"{of} workers beside the first one that are no single shadow", help=fix)
     if shadow is not None:
         if not 1 / MILLI <= shadow.cores <= CORES_MAX:
             raise InputError(f"{of} a shadow with {shadow.cores} cores", help=fix)
-        if not shadow.blocks or list(shadow.blocks) != sorted(set(shadow.blocks)) or shadow.blocks[0] < 0:
-            raise InputError(f"{of} a shadow with blocks {shadow.blocks}; they must ascend", help=fix)
-        if shadow.blocks[-1] >= belief.layer_count:
-            what = f"a shadow with block {shadow.blocks[-1]} of {variant}, of which {belief.layer_count} are measured"
+        if not shadow.layers or list(shadow.layers) != sorted(set(shadow.layers)) or shadow.layers[0] < 0:
+            raise InputError(f"{of} a shadow with blocks {shadow.layers}; they must ascend", help=fix)
+        if shadow.layers[-1] >= belief.layer_count:
+            what = f"a shadow with block {shadow.layers[-1]} of {variant}, of which {belief.layer_count} are measured"
             raise InputError(f"{of} {what}", help="measure them with `sloop profile MODEL --layers`")
     if belief.accelerator not in ("", slot.accelerator):
         what = f"a replica of {variant} on accelerator {slot.accelerator!r}"
@@ -310,7 +312,7 @@ def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
     for target in plan.stages if plan else ():
         for group in target.groups:
             slot = group.spec.slot
-            each = spec_millicores(slot, group.spec.shadow)
+            each = spec_millicores(slot, group.spec.shape)
             millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * each
     return {hardware: milli / MILLI for hardware, milli in millis.items()}
 
@@ -426,7 +428,7 @@ def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView])
     def shared(group: Group) -> Group:
         spec, slot = group.spec, group.spec.slot
         cores, belief = alone.get(slot.hardware, 0.0), beliefs[spec.stage][spec.variant, slot.hardware]
-        if not slot.is_capped or slot.accelerator or spec.shadow is not None:
+        if not slot.is_capped or slot.accelerator or spec.shape:
             return group
         if not cores or belief.cores_max > cores * (1 + ROUNDING):
             return group
@@ -555,7 +557,7 @@ def _sharing(target: StagePlan, part: float) -> Group:
     """One replica of the stage that reserves at most `part` cores, and may use all that are idle on its node."""
     group = next(group for group in target.groups if group.count)
     slot = structs.replace(group.spec.slot, cores=min(part, group.spec.cores), is_capped=False)
-    spec = structs.replace(group.spec, slot=slot, shadow=None)
+    spec = structs.replace(group.spec, slot=slot, shape=ALONE)
     return structs.replace(group, spec=spec, count=1, rate_rps=0.0)
 
 
@@ -568,7 +570,7 @@ def _without_shadows(plan: Plan, kinds: Container[str]) -> Plan:
     def alone(group: Group) -> Group:
         if group.spec.shadow is None or group.spec.slot.hardware not in kinds:
             return group
-        return structs.replace(group, spec=structs.replace(group.spec, shadow=None), rate_rps=0.0)
+        return structs.replace(group, spec=structs.replace(group.spec, shape=ALONE), rate_rps=0.0)
 
     stages = [structs.replace(target, groups=tuple(map(alone, target.groups))) for target in plan.stages]
     return structs.replace(plan, stages=tuple(stages), feasible=False)

@@ -30,7 +30,7 @@ from sloop.core.views import (
     WeightChain,
 )
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId
+from sloop.vocabulary import ALONE, ModelWeights, ReplicaId, ReplicaSpec, TransferId, parts_at
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
@@ -38,8 +38,8 @@ RATE_NS = s(10)
 
 def start(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int, out: list[Action]) -> int:
     """Start up to `count` equal replicas as the application's provision policy says; returns how many were started."""
-    if spec.shadow is not None:  # it is attached when the replica is ready
-        spec = structs.replace(spec, shadow=None)
+    if spec.shape:  # a shadow is attached when the replica is ready
+        spec = structs.replace(spec, shape=ALONE)
     provide = stage.application.parts.policies.provision.provide
     given, started = _input(now_ns, state, stage, spec, count), 0
     while given.sites:
@@ -123,8 +123,10 @@ def _carry_out(
     out += sent
     spec = given.spec
     for replica in begun:
-        placed = structs.replace(spec, node=replica.node, device=replica.device)
-        out.append(StartWorker(replica.id, placed, transfer=replica.transfer, part=replica.part))
+        placed = structs.replace(spec, node=replica.node, device=replica.device, shape=replica.shape)
+        first = replica.pipeline.id if replica.pipeline is not None else None
+        place = replica.shape.index(replica.part) if replica.part is not None else 0
+        out.append(StartWorker(replica.id, placed, transfer=replica.transfer, pipeline=first, place=place))
     out += making.given_up
     return len(begun)
 
@@ -221,12 +223,12 @@ class _Starts(Struct):
             for replica in members:
                 state.forget(self.now_ns, replica, self.given_up)
             return 0
-        pipeline = LayerPipeline(PipelineId(state.next_pipeline), bounds)
-        state.next_pipeline += 1
-        for place, replica in enumerate(members):
+        shape, state.has_pipelines = parts_at(bounds), True
+        pipeline = LayerPipeline(members[0].id)
+        for part, replica in zip(shape, members, strict=True):
             pipeline.members[replica.id] = replica
-            replica.pipeline, replica.part = pipeline, Part(pipeline.id, place, bounds)
-            state.set_form(self.now_ns, replica, Form(bounds=bounds))
+            replica.pipeline, replica.part = pipeline, part
+            state.set_shape(self.now_ns, replica, shape)
         return begun
 
 

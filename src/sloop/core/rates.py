@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, overload
 
 from sloop.core.views import Belief, BeliefKey
 from sloop.profile.interference import DeviceDemand
-from sloop.vocabulary import ALONE, BatchId, Form, Group, Life, Slot, StagePlan
+from sloop.vocabulary import ALONE, BatchId, Group, Life, Shape, Slot, StagePlan, bounds_of
 
 if TYPE_CHECKING:
     from sloop.core.replica import Replica
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 DeviceKey = tuple[str, str]
 """A device: the name of a node and that of its accelerator, or "" for the cores of the node."""
 
-RateKey = tuple[str, Slot, Form, DeviceKey | None]
-"""A variant, a slot and a form: replicas that are equal in them are equally fast. And their device, if the plan has
+RateKey = tuple[str, Slot, Shape, DeviceKey | None]
+"""A variant, a slot and a shape: replicas that are equal in them are equally fast. And their device, if the plan has
 another limit or rate for equal replicas elsewhere; otherwise None."""
 
 UNLIMITED = 1 << 30
@@ -37,7 +37,7 @@ class BatchLimits:
     """The groups of the plan, those that name a node also without it."""
     _by_kind: dict[BeliefKey, int] = field(default_factory=dict)
     """The last limit of each variant on each kind of hardware."""
-    placed: set[tuple[str, Slot, Form]] = field(default_factory=set)
+    placed: set[tuple[str, Slot, Shape]] = field(default_factory=set)
     """Those for which the plan has different limits or rates on different nodes or devices."""
 
     def follow(self, target: StagePlan) -> bool:
@@ -49,7 +49,7 @@ class BatchLimits:
         for group in target.groups:
             if group.count:
                 spec = group.spec
-                like = spec.variant, spec.slot, spec.form
+                like = spec.variant, spec.slot, spec.shape
                 other = self._groups.get((*like, None))
                 if other is not None and _limits_of(other) != _limits_of(group):
                     self.placed.add(like)
@@ -60,31 +60,29 @@ class BatchLimits:
                 self._by_kind[spec.variant, spec.slot.hardware] = target.batch_max_of(group)
         return self.placed != before
 
-    def batch_max(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> int:
-        """The largest batch that the plan allows for a variant on a slot in a form, on this device if one is named; the
-        variant's profile may allow less.
+    def batch_max(self, variant: str, slot: Slot, shape: Shape = ALONE, where: DeviceKey | None = None) -> int:
+        """The largest batch that the plan allows for a variant on a slot in a shape, on this device if one is named;
+        the variant's profile may allow less.
 
-        A replica on a slot or in a form that is not in the plan, because it is being changed or replaced, keeps the
+        A replica on a slot or in a shape that is not in the plan, because it is being changed or replaced, keeps the
         limit of its variant on its kind of hardware.
         """
-        group = (
-            self._groups.get((variant, slot, form, None)) if where is None else self._placed(variant, slot, form, where)
-        )
+        like = variant, slot, shape
+        group = self._groups.get((*like, None)) if where is None else self._placed(like, where)
         if group is not None:
             return group.batch_max or self.default
         return self._by_kind.get((variant, slot.hardware), self.default)
 
-    def weight(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> float:
+    def weight(self, variant: str, slot: Slot, shape: Shape = ALONE, where: DeviceKey | None = None) -> float:
         """The rate that the plan expects one such replica to serve; its cores if the plan does not say."""
-        group = (
-            self._groups.get((variant, slot, form, None)) if where is None else self._placed(variant, slot, form, where)
-        )
+        like = variant, slot, shape
+        group = self._groups.get((*like, None)) if where is None else self._placed(like, where)
         return group.rate_rps / group.count if group is not None and group.rate_rps else slot.cores
 
-    def _placed(self, variant: str, slot: Slot, form: Form, where: DeviceKey) -> Group | None:
+    def _placed(self, like: tuple[str, Slot, Shape], where: DeviceKey) -> Group | None:
         """The group of the plan for replicas on this device: the one that names it, or its node, or any."""
         places = (where, (where[0], ""), None)
-        return next((found for place in places if (found := self._groups.get((variant, slot, form, place)))), None)
+        return next((found for place in places if (found := self._groups.get((*like, place)))), None)
 
 
 def _limits_of(group: Group) -> tuple[int, float]:
@@ -94,15 +92,15 @@ def _limits_of(group: Group) -> tuple[int, float]:
 
 @dataclass(slots=True, eq=False)
 class ServiceRate:
-    """The believed speed of one variant on one slot in one form.
+    """The believed speed of one variant on one slot in one shape.
 
     All such replicas of a stage share it, so that a control tick costs the same for four replicas as for four hundred.
     """
 
     belief: Belief
-    """Of this form."""
+    """Of this shape."""
     slot: Slot
-    form: Form
+    shape: Shape
     millicores: int
     """Of a replica, with those of its shadow."""
     where: DeviceKey | None = None
@@ -139,9 +137,9 @@ class ServiceRate:
             self.costs_ns = costs_ns = (0, *accumulate((self.beside(size, ()) for size in sizes), max))
         else:
             costs_ns = self.costs_ns
-        form = self.form if not self.form.bounds else ALONE  # plans know nothing of pipelines
-        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, form, self.where), len(costs_ns) - 1)
-        self.weight = limits.weight(self.belief.variant, self.slot, form, self.where)
+        shape = ALONE if self.shape and bounds_of(self.shape) else self.shape  # plans know nothing of pipelines
+        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, shape, self.where), len(costs_ns) - 1)
+        self.weight = limits.weight(self.belief.variant, self.slot, shape, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, replica: "Replica", change: int) -> None:

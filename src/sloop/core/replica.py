@@ -18,18 +18,17 @@ from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
-    Form,
     Life,
-    Part,
-    PipelineId,
     ReplicaId,
     ReplicaSpec,
     RequestId,
-    Shadow,
+    Shape,
     Slot,
     TransferId,
     Visit,
+    Worker,
     WorkerId,
+    bounds_of,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ and may be wrong by a factor of a few, and a machine may stand still for some hu
 
 
 class RunningBatch(Struct, frozen=True, gc=False):
-    """A batch in service, with the slot and the form that its replica had when the batch began."""
+    """A batch in service, with the slot and the shape that its replica had when the batch began."""
 
     id: BatchId
     visits: list[Visit]
@@ -86,7 +85,7 @@ class ReplicaWorker(Struct, eq=False):
 
     id: WorkerId
     replica: "Replica"
-    shadow: Shadow | None = None
+    shadow: Worker | None = None
     """What it is if it is not the first one."""
     state: WorkerState = WorkerState.STARTING
 
@@ -125,13 +124,13 @@ class Replica:
     reserved."""
     batches: int = 0
     """Batches it has been sent so far."""
-    form: Form = ALONE
+    shape: Shape = ALONE
     """In effect."""
     is_provided: bool = False
     """Whether a provision policy has brought its weights, so that the core knows of them."""
     transfer: TransferId | None = None
     """The transfer for which its start waits, or has waited; of a part, later the one that brings the other layers."""
-    part: Part | None = None
+    part: Worker | None = None
     """The layers that it has, if it has not all."""
     pipeline: "LayerPipeline | None" = None
     """In which it serves, or will."""
@@ -207,22 +206,19 @@ class Replica:
             spec = spec.with_cores(self.target_cores)
         last = self.workers[-1]
         if last.shadow is not None and last.state is not WorkerState.DRAINING:
-            spec = structs.replace(spec, shadow=last.shadow)
+            spec = structs.replace(spec, shape=(last.shadow,))
         running = len(batch.visits) if batch else 0
-        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
+        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.shape)
 
 
 @dataclass(slots=True, eq=False)
 class LayerPipeline:
     """Replicas that start as parts of one model and serve together until each of them has all layers."""
 
-    id: PipelineId
-    bounds: tuple[int, ...]
-    """See `Part`."""
+    id: ReplicaId
+    """That of the first one."""
     members: dict[ReplicaId, Replica] = field(default_factory=dict)
     """In the order of their parts."""
-    started: dict[ReplicaId, None] = field(default_factory=dict)
-    """Those that have their parts."""
     completed_ns: int = -1
     """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
     is_stopping: bool = False
@@ -231,7 +227,7 @@ class LayerPipeline:
     @property
     def is_ready(self) -> bool:
         """Whether all have their parts, so that they serve."""
-        return len(self.started) == len(self.members)
+        return all(member.state is not WorkerState.STARTING for member in self.members.values())
 
     @property
     def is_complete(self) -> bool:
@@ -290,7 +286,7 @@ class ReplicaPool:
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
-        """The speeds of all replicas, one for each variant, slot and form."""
+        """The speeds of all replicas, one for each variant, slot and shape."""
         return self._rates.values()
 
     @property
@@ -314,17 +310,17 @@ class ReplicaPool:
 
     def set_cores(self, replica: Replica, cores: float) -> None:
         """Move a replica to another number of cores."""
-        self._set_rate(replica, structs.replace(replica.slot, cores=cores), replica.form)
+        self._set_rate(replica, structs.replace(replica.slot, cores=cores), replica.shape)
 
-    def set_form(self, replica: Replica, form: Form) -> None:
-        """Move a replica to another form."""
-        self._set_rate(replica, replica.slot, form)
+    def set_shape(self, replica: Replica, shape: Shape) -> None:
+        """Move a replica to another shape."""
+        self._set_rate(replica, replica.slot, shape)
         self._changed[replica.id] = None
 
-    def _set_rate(self, replica: Replica, slot: Slot, form: Form) -> None:
+    def _set_rate(self, replica: Replica, slot: Slot, shape: Shape) -> None:
         replica.service_rate.count(replica, -1)
-        replica.slot, replica.form = slot, form
-        replica.service_rate = self.service_rate(replica.spec.variant, slot, form, replica.device_key)
+        replica.slot, replica.shape = slot, shape
+        replica.service_rate = self.service_rate(replica.spec.variant, slot, shape, replica.device_key)
         replica.service_rate.count(replica, 1)
         replica.millicores = replica.service_rate.millicores
 
@@ -399,25 +395,27 @@ class ReplicaPool:
             self.add_idle(replica)
         return wait_until_ns
 
-    def service_rate(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> ServiceRate:
-        """The `ServiceRate` that all replicas of a variant on equal slots in the same form share; those on the device
+    def service_rate(
+        self, variant: str, slot: Slot, shape: Shape = ALONE, where: DeviceKey | None = None
+    ) -> ServiceRate:
+        """The `ServiceRate` that all replicas of a variant on equal slots in the same shape share; those on the device
         `where` have one of their own if the plan says another limit or rate for them."""
         placed = self._limits.placed
-        place = where if placed and (variant, slot, form) in placed else None
-        found = self._rates.get((variant, slot, form, place))
+        place = where if placed and (variant, slot, shape) in placed else None
+        found = self._rates.get((variant, slot, shape, place))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
             belief = self._beliefs[variant, slot.hardware]
-            belief = belief if form is ALONE else belief.of(form)
-            found = ServiceRate(belief, slot, form, spec_millicores(slot, form.shadow), place, belief.shares(slot))
-            self._rates[variant, slot, form, place] = found
+            belief = belief.of(shape) if shape else belief
+            found = ServiceRate(belief, slot, shape, spec_millicores(slot, shape), place, belief.shares(slot))
+            self._rates[variant, slot, shape, place] = found
             found.refresh(self._limits)
         return found
 
     def regroup(self) -> None:
         """The plan says for other replicas than before what depends on their device."""
         for replica in self.replicas.values():
-            self._set_rate(replica, replica.slot, replica.form)
+            self._set_rate(replica, replica.slot, replica.shape)
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
@@ -450,20 +448,18 @@ class ReplicaPool:
     def rate_rps(self, spec: ReplicaSpec) -> float:
         """Believed capacity of a replica that is alone on its device, in the largest batches that the plan allows:
         visits per second. Where the replicas of a plan will be neighbours is not known yet."""
-        slot, form = spec.slot, ALONE if spec.shadow is None else Form(spec.shadow)
+        slot, shape = spec.slot, spec.shape
         belief = self._beliefs[spec.variant, slot.hardware]
-        costs_ns = (belief if form is ALONE else belief.of(form)).costs_ns(slot)
+        costs_ns = (belief.of(shape) if shape else belief).costs_ns(slot)
         where = None if spec.node is None else (spec.node, spec.device or "")
-        batch = min(self._limits.batch_max(spec.variant, slot, form, where), len(costs_ns) - 1)
+        batch = min(self._limits.batch_max(spec.variant, slot, shape, where), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:
-        """`rate_rps` of one replica in its present form, on its present or its ordered cores, whichever are fewer."""
+        """`rate_rps` of one replica in its present shape, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
-        if replica.form.bounds:
+        if bounds_of(replica.shape):
             rate = replica.service_rate
             return rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max] if rate.batch_max else 0.0
         spec = replica.spec.with_cores(min(replica.slot.cores, replica.target_cores))
-        if replica.form.shadow is not None:
-            spec = structs.replace(spec, shadow=replica.form.shadow)
-        return self.rate_rps(spec)
+        return self.rate_rps(structs.replace(spec, shape=replica.shape))

@@ -19,7 +19,7 @@ from sloop.core.life import FOLLOWING, LIVES, WorkerState, wrong_step
 from sloop.core.rates import DeviceKey, DeviceLoad
 from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker
 from sloop.core.weights import WeightRegistry
-from sloop.vocabulary import Form, Life, PipelineId, ReplicaId, WorkerId
+from sloop.vocabulary import Life, ReplicaId, Shape, WorkerId
 
 
 class State:
@@ -35,8 +35,9 @@ class State:
         self.devices: dict[DeviceKey, DeviceLoad] = {}
         """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
         self.next_worker = 0
-        self.next_pipeline = 0
-        self.dissolving: dict[PipelineId, LayerPipeline] = {}
+        self.has_pipelines = False
+        """Whether there has been any."""
+        self.dissolving: dict[ReplicaId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 
     def enter(self, now_ns: int, replica: Replica, state: WorkerState) -> None:
@@ -62,10 +63,10 @@ class State:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         replica.stage.application.refresh(replica.stage)
 
-    def set_form(self, now_ns: int, replica: Replica, form: Form) -> None:
-        """Record that a replica serves in another form from now on."""
+    def set_shape(self, now_ns: int, replica: Replica, shape: Shape) -> None:
+        """Record that a replica serves in another shape from now on."""
         before = replica.millicores
-        replica.stage.pool.set_form(replica, form)
+        replica.stage.pool.set_shape(replica, shape)
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         replica.stage.application.refresh(replica.stage)

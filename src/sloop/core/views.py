@@ -14,7 +14,6 @@ from sloop.units import NS_PER_S
 from sloop.vocabulary import (
     ALONE,
     Device,
-    Form,
     LayerSet,
     Life,
     ModelWeights,
@@ -24,6 +23,7 @@ from sloop.vocabulary import (
     Plan,
     ReplicaId,
     ReplicaSpec,
+    Shape,
     Slot,
     TransferId,
     Visit,
@@ -94,8 +94,8 @@ class Belief(Protocol):
         0."""
         ...
 
-    def of(self, form: Form) -> "Belief":
-        """The estimate of replicas of another form, which learns only from their batches; itself for `ALONE`."""
+    def of(self, shape: Shape) -> "Belief":
+        """The estimate of replicas of another shape, which learns only from their batches; itself for `ALONE`."""
         ...
 
     @property
@@ -173,7 +173,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Where it runs."""
     device: str | None = None
     """The accelerator of the node that it runs on, if any."""
-    form: Form = ALONE
+    shape: Shape = ALONE
     """In effect: while `spec.shadow` still loads, or has just been told to stop, it serves alone."""
 
 
@@ -451,7 +451,7 @@ class Provisioning(Struct, frozen=True):
     chains: tuple[WeightChain, ...] = ()
     why: str = ""
     pipelines: tuple[tuple[int, ...], ...] = ()
-    """The bounds of each new pipeline (`Part.bounds`). One that lacks room for a part is not started."""
+    """The bounds of each new pipeline (`vocabulary.parts_at`). One that lacks room for a part is not started."""
     asks_again: bool = False
     """Whether to ask again for the replicas that are left, if all of these starts have room."""
 

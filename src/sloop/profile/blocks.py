@@ -9,7 +9,7 @@ import numpy as np
 
 from sloop.profile.pairs import NOTIFY_MS, BlockCosts, Floats, MoveCosts, SharedBlocks
 from sloop.profile.profile import FLOOR_MS, LayerProfile
-from sloop.vocabulary import Shadow
+from sloop.vocabulary import Worker
 
 
 def block_costs(
@@ -56,12 +56,12 @@ def _table_ms(layers: LayerProfile, cores: float, batch_max: int, factor: float)
     )
 
 
-def shared_blocks(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> SharedBlocks:
+def shared_blocks(layers: LayerProfile, body_cores: float, shadow: Worker, batch_max: int) -> SharedBlocks:
     """A body on these cores with a shadow."""
-    return SharedBlocks(block_costs(layers, body_cores, shadow.cores, batch_max), shadow.blocks)
+    return SharedBlocks(block_costs(layers, body_cores, shadow.cores, batch_max), shadow.layers)
 
 
-def pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
+def pair_shares(layers: LayerProfile, body_cores: float, shadow: Worker, batch_max: int) -> tuple[float, ...]:
     """The believed time of a body with a shadow, divided by that of the body alone, by batch from 0. At most 1, because
     a batch that the pair would not run faster runs on the body alone. By equation (6), which is a lower bound if the
     blocks form several runs."""
@@ -71,7 +71,7 @@ def pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_m
     return (1.0, *(min(1.0, pair_ms / float(own_ms)) for pair_ms, own_ms in pairs))
 
 
-def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
+def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Worker, batch_max: int) -> tuple[float, ...]:
     """The true time of a body with a shadow, divided by that of the body alone, by batch from 0. The shadow is used for
     batches that it is believed to make faster, and the pair waits at the end of each run of blocks."""
     shared = shared_blocks(layers, body_cores, shadow, batch_max)
@@ -80,7 +80,7 @@ def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, ba
 
 
 def shared_rows(
-    layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int
+    layers: LayerProfile, body_cores: float, shadow: Worker, batch_max: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """By batch from 0: the number of rows that the shadow computes, and the milliseconds that they are predicted to
     take there. The number is 0 if the body alone is predicted to be as fast; this prediction includes the pair's waits
@@ -92,7 +92,7 @@ def shared_rows(
     return rows, (0.0, *(split.shadow_ms for split in splits))
 
 
-def shadow_load_ms(layers: LayerProfile, shadow: Shadow) -> float:
+def shadow_load_ms(layers: LayerProfile, shadow: Worker) -> float:
     """The time to load a shadow's blocks into a running process."""
     fixed_ms = layers.load_fixed_ms
-    return fixed_ms + sum(layers.blocks[place].load_ms - fixed_ms for place in shadow.blocks)
+    return fixed_ms + sum(layers.blocks[place].load_ms - fixed_ms for place in shadow.layers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
-from sloop.vocabulary import ALONE, Form, Slot
+from sloop.vocabulary import ALONE, Shape, Slot, bounds_of, shadow_in
 
 if TYPE_CHECKING:
     from sloop.profile.pairs import BlockCosts
@@ -29,8 +29,8 @@ WEIGHT = 0.3
 """Weight of the newest P99 in the moving average."""
 NOTICED = 0.005
 """Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
-FORMS_MAX = 64
-"""For how many forms of a variant corrections are kept; the oldest is forgotten first."""
+SHAPES_MAX = 64
+"""For how many shapes of a variant corrections are kept; the oldest is forgotten first."""
 PRIOR_WEIGHT_MIN = 0.01
 """A smaller prior weight counts as 0, which it reaches after 13 corrections."""
 CACHED_MAX = 512
@@ -56,8 +56,8 @@ class Estimate:
         "_blocks",
         "_correct",
         "_costs_ns",
-        "_forms",
         "_highest",
+        "_shapes",
         "accuracy",
         "hardware",
         "margin",
@@ -96,17 +96,17 @@ class Estimate:
         self._costs_ns: dict[float, tuple[int, ...]] = {}
         self._blocks: dict[tuple[float, float, float], BlockCosts] = {}
         """By the cores of a body and of its shadow, and the factor."""
-        self._forms: dict[Form, FormEstimate] = {}
+        self._shapes: dict[Shape, ShapeEstimate] = {}
 
-    def of(self, form: Form) -> "Estimate":
-        """The estimate for replicas of another form, which learns only from their batches; this one for `ALONE`."""
-        if form == ALONE:
+    def of(self, shape: Shape) -> "Estimate":
+        """The estimate for replicas of another shape, which learns only from their batches; this one for `ALONE`."""
+        if shape == ALONE:
             return self
-        found = self._forms.get(form)
+        found = self._shapes.get(shape)
         if found is None:
-            while len(self._forms) >= FORMS_MAX:
-                del self._forms[next(iter(self._forms))]
-            self._forms[form] = found = FormEstimate(self, form)
+            while len(self._shapes) >= SHAPES_MAX:
+                del self._shapes[next(iter(self._shapes))]
+            self._shapes[shape] = found = ShapeEstimate(self, shape)
         return found
 
     @property
@@ -278,19 +278,19 @@ class Estimate:
         return base_ns
 
 
-class FormEstimate(Estimate):
-    """The estimate for the replicas of one form: profile × the form's share × a correction of its own.
+class ShapeEstimate(Estimate):
+    """The estimate for the replicas of one shape: profile × the shape's share × a correction of its own.
 
-    The form's share is its time divided by that of a whole replica alone. For a body with a shadow and for a part of a
+    The shape's share is its time divided by that of a whole replica alone. For a body with a shadow and for a part of a
     pipeline, it follows from the profile's layers (`sloop.profile.blocks`, `sloop.profile.pipelines`); without layers
     it is 1.
     """
 
-    __slots__ = ("_form", "_shares", "_whole")
+    __slots__ = ("_shape", "_shares", "_whole")
 
     NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = (*Estimate.NOT_IN_SNAPSHOT, "_shares")
 
-    def __init__(self, whole: Estimate, form: Form) -> None:
+    def __init__(self, whole: Estimate, shape: Shape) -> None:
         super().__init__(
             whole.profile,
             variant=whole.variant,
@@ -300,16 +300,16 @@ class FormEstimate(Estimate):
             correct=whole._correct,
         )
         self._whole = whole
-        self._form = form
+        self._shape = shape
         self._shares: dict[float, tuple[float, ...]] = {}
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the replica with its shadow, which holds the weights of its blocks."""
-        shadow, layers = self._form.shadow, self.profile.layers
+        shadow, layers = shadow_in(self._shape), self.profile.layers
         if shadow is None or layers is None:
             return self.profile.memory_bytes
-        return self.profile.memory_bytes + sum(layers.blocks[place].param_bytes for place in shadow.blocks)
+        return self.profile.memory_bytes + sum(layers.blocks[place].param_bytes for place in shadow.layers)
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
@@ -331,7 +331,7 @@ class FormEstimate(Estimate):
         """The share of the whole model's time on these cores, by batch from 0."""
         shares = self._shares.get(cores)
         if shares is None:
-            shadow, bounds, layers = self._form.shadow, self._form.bounds, self.profile.layers
+            shadow, bounds, layers = shadow_in(self._shape), bounds_of(self._shape), self.profile.layers
             if bounds and layers is not None:
                 from sloop.profile.pipelines import pipeline_shares  # noqa: PLC0415  # ordinary replicas do without
 
@@ -347,9 +347,9 @@ class FormEstimate(Estimate):
             self._shares[cores] = shares
         return shares
 
-    def of(self, form: Form) -> Estimate:
-        """The estimate of another form of the same model."""
-        return self if form == self._form else self._whole.of(form)
+    def of(self, shape: Shape) -> Estimate:
+        """The estimate of another shape of the same model."""
+        return self if shape == self._shape else self._whole.of(shape)
 
     def restored(self) -> None:
         """A snapshot has set what was learnt; the rest follows from the profile."""

@@ -39,7 +39,7 @@ def durations_of(
     found: dict[VariantKey, dict[tuple[int, float], list[int]]] = {}
     for group in state.groups.values():
         slot, cores = group.slot, group.cores
-        if (slot.accelerator and slot.share < 1.0) or group.form != ALONE:
+        if (slot.accelerator and slot.share < 1.0) or group.shape != ALONE:
             continue
         if not slot.is_capped:
             known = node_cores.get(slot.hardware, ())

@@ -7,26 +7,26 @@ from msgspec import Struct, field
 
 from sloop.actions import StartBatch, StartWorker
 from sloop.runlog.samples import Samples, new_samples
-from sloop.vocabulary import ALONE, Form, Life, Part, PipelineId, ReplicaId, ReplicaSpec, Slot, WorkerId
+from sloop.vocabulary import ALONE, Life, ReplicaId, ReplicaSpec, Shape, Slot, Worker, WorkerId
 
 COLD_START: Final = "total"
 """The step name of a whole cold start, from the order to ready."""
 
 
 class BatchGroup(Struct):
-    """Batches of one variant on equal slots in the same form."""
+    """Batches of one variant on equal slots in the same shape."""
 
     key: tuple[str, str]
     """Stage and variant."""
     slot: Slot
-    form: Form = ALONE
+    shape: Shape = ALONE
     sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How many batches of each size were started."""
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(new_samples))
     """Per batch size, the durations of finished batches from order to answer, in ns."""
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(new_samples))
-    """The same for batches that were set apart: the replica was resized, or changed its form, meanwhile, so they ran on
-    more than one core count, or with a shadow in part."""
+    """The same for batches that were set apart: the replica was resized, or changed its shape, meanwhile, so they ran
+    on more than one core count, or with a shadow in part."""
     service_ns: "Samples[int]" = field(default_factory=new_samples)
     """Forward-pass times measured by the replicas, in ns; recorded only with `Kept.service`."""
 
@@ -80,7 +80,7 @@ class ReplicaRecord(Struct):
     id: ReplicaId
     spec: ReplicaSpec
     group: BatchGroup
-    """The batch group of its variant on its current slot, in its current form."""
+    """The batch group of its variant on its current slot, in its current shape."""
     cores: float
     """In effect."""
     wanted_cores: float
@@ -104,9 +104,9 @@ class ReplicaRecord(Struct):
     shadow: StartWorker | None = None
     """The order of the shadow that it has. The replica serves alone until that is ready, and when it was told to
     stop."""
-    part: Part | None = None
+    part: Worker | None = None
     """The layers that it has, if it has not all."""
-    pipeline: PipelineId | None = None
+    pipeline: WorkerId | None = None
     """The pipeline that serves or starts with it, also when it has all layers."""
     has_started: bool = False
     """Whether it has these, and waits for the other parts of its pipeline."""
@@ -117,15 +117,14 @@ class ReplicaRecord(Struct):
 
     def all_cores(self, cores: float) -> float:
         """These cores with those of its shadow."""
-        shadow = self.shadow.spec.shadow if self.shadow is not None else None
-        return cores + (shadow.cores if shadow is not None else 0.0)
+        return cores + (sum(worker.cores for worker in self.shadow.spec.shape) if self.shadow is not None else 0.0)
 
 
 class PipelineAccount:
     """Pipelines: replicas that start as parts of one model, serve together, and get the other layers meanwhile."""
 
     def __init__(self) -> None:
-        self.open: dict[PipelineId, dict[ReplicaId, ReplicaRecord]] = {}
+        self.open: dict[WorkerId, dict[ReplicaId, ReplicaRecord]] = {}
         """The parts of each pipeline that serves, or starts."""
         self.parts = 0
         """Replicas that have started as parts."""
@@ -135,7 +134,7 @@ class PipelineAccount:
         """By stage and variant, the time in ns from the order of a part until it had all layers."""
         self.count = 0
         """Pipelines that have started."""
-        self.unanswered: dict[PipelineId, int] = {}
+        self.unanswered: dict[WorkerId, int] = {}
         """When the parts were ordered of those that have not answered yet."""
         self.answer_ns: Samples[int] = new_samples()
         """Times in ns from that order until a batch had passed all parts."""

@@ -51,15 +51,14 @@ from sloop.units import NS_PER_S
 from sloop.vocabulary import (
     ALONE,
     BatchId,
-    Form,
     Life,
     Outcome,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
+    Shape,
     Slot,
     WorkerId,
 )
@@ -123,7 +122,7 @@ class RunState:
         self.open: dict[RequestId, RequestRecord] = {}
         self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
-        self.groups: dict[tuple[str, str, Slot, Form], BatchGroup] = {}
+        self.groups: dict[tuple[str, str, Slot, Shape], BatchGroup] = {}
         self.uses = uses if uses is not None else {}
         self.cost = cost or CostAccount()
         self.cost.charged_ns = start_ns or 0
@@ -395,15 +394,15 @@ class RunState:
     def _start_replica(self, now_ns: int, start: StartWorker) -> None:
         self.cold_starts += 1
         made = self._add_replica(now_ns, start.worker, start.spec, now_ns)
-        if start.part is not None:
+        if start.pipeline is not None:
             self.pipelines.parts += 1
-            made.part, made.pipeline = start.part, start.part.pipeline
-            self._set_form(made, Form(bounds=start.part.bounds))
-            if start.part.pipeline not in self.pipelines.open:
+            made.part, made.pipeline = start.spec.shape[start.place], start.pipeline
+            self._set_shape(made, start.spec.shape)
+            if start.pipeline not in self.pipelines.open:
                 self.pipelines.count += 1
-                self.pipelines.open[start.part.pipeline] = {}
-                self.pipelines.unanswered[start.part.pipeline] = now_ns
-            self.pipelines.open[start.part.pipeline][made.id] = made
+                self.pipelines.open[start.pipeline] = {}
+                self.pipelines.unanswered[start.pipeline] = now_ns
+            self.pipelines.open[start.pipeline][made.id] = made
 
     def _adopt_replica(self, now_ns: int, adopted: AdoptWorker) -> None:
         made = self._add_replica(now_ns, adopted.worker, adopted.spec, -1)
@@ -419,11 +418,11 @@ class RunState:
         self.replicas[id] = made
         return made
 
-    def _group(self, spec: ReplicaSpec, slot: Slot, form: Form = ALONE) -> BatchGroup:
-        key = spec.stage, spec.variant, slot, form
+    def _group(self, spec: ReplicaSpec, slot: Slot, shape: Shape = ALONE) -> BatchGroup:
+        key = spec.stage, spec.variant, slot, shape
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, form)
+            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, shape)
         return group
 
     def _progress(self, now_ns: int, event: WorkerProgressed) -> None:
@@ -440,15 +439,15 @@ class RunState:
     def _ready(self, now_ns: int, event: WorkerReady) -> None:
         replica, pair = self.replicas.get(event.worker), self.shadows.bodies.get(event.worker)
         if pair is not None and pair.shadow is not None:
-            self._set_form(pair, Form(pair.shadow.spec.shadow))
+            self._set_shape(pair, pair.shadow.spec.shape)
         if replica is not None and replica.life is Life.STARTING:
             self._end_step(now_ns, replica)
             replica.has_started = True
             if replica.part is None:
                 self._serve(now_ns, replica)
                 return
-            pipeline = self.pipelines.open.get(replica.part.pipeline, {})
-            if len(pipeline) == len(replica.part.bounds) - 1 and all(each.has_started for each in pipeline.values()):
+            pipeline = self.pipelines.open[replica.pipeline] if replica.pipeline is not None else {}
+            if len(pipeline) == len(replica.spec.shape) and all(each.has_started for each in pipeline.values()):
                 for each in pipeline.values():
                     self._serve(now_ns, each)
 
@@ -463,13 +462,12 @@ class RunState:
         replica = self.replicas.get(event.worker)
         if replica is None or replica.part is None or not replica.has_started:
             return
-        number, replica.part = replica.part.pipeline, None
+        number, replica.part = replica.pipeline, None
         self.pipelines.completion_ns[replica.group.key].append(now_ns - replica.order_ns)
-        pipeline = self.pipelines.open.get(number)
-        if pipeline is None:
+        if number is None:
             if replica.life is Life.STARTING:
                 self._serve(now_ns, replica)
-        elif all(each.part is None and each.life is not Life.STARTING for each in pipeline.values()):
+        elif all(each.part is None and each.life is not Life.STARTING for each in self.pipelines.open[number].values()):
             self._dissolve(number)
 
     def _first_answer(self, now_ns: int, replica: ReplicaRecord) -> None:
@@ -479,11 +477,11 @@ class RunState:
         if order_ns is not None:
             self.pipelines.answer_ns.append(now_ns - order_ns)
 
-    def _dissolve(self, number: PipelineId) -> None:
+    def _dissolve(self, number: WorkerId) -> None:
         self.pipelines.unanswered.pop(number, None)
         for each in self.pipelines.open.pop(number).values():
             each.pipeline = None
-            self._set_form(each, ALONE)
+            self._set_shape(each, ALONE)
 
     def _break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
@@ -519,7 +517,7 @@ class RunState:
         if replica.running is not None and event.cores != replica.cores:
             self._resized.add(replica.running.batch)
         slot = structs.replace(replica.spec.slot, cores=event.cores)
-        replica.cores, replica.group = event.cores, self._group(replica.spec, slot, replica.group.form)
+        replica.cores, replica.group = event.cores, self._group(replica.spec, slot, replica.group.shape)
         if replica.resize_ns:
             self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
             replica.resize_ns = 0
@@ -535,7 +533,7 @@ class RunState:
         replica = self.shadows.bodies.pop(id, None)
         if replica is None:
             return False
-        self._set_form(replica, ALONE)
+        self._set_shape(replica, ALONE)
         replica.shadow = None
         self._charge_shadow(now_ns, replica)
         return True
@@ -545,16 +543,16 @@ class RunState:
         cores = max(replica.cores, replica.wanted_cores) if replica.resize_ns else replica.cores
         self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(cores))
 
-    def _set_form(self, replica: ReplicaRecord, form: Form) -> None:
-        if replica.group.form != form:
+    def _set_shape(self, replica: ReplicaRecord, shape: Shape) -> None:
+        if replica.group.shape != shape:
             if replica.running is not None:
                 self._resized.add(replica.running.batch)
-            replica.group = self._group(replica.spec, replica.group.slot, form)
+            replica.group = self._group(replica.spec, replica.group.slot, shape)
 
     def _stop(self, now_ns: int, order: StopWorker) -> None:
         replica, pair = self.replicas.get(order.worker), self.shadows.bodies.get(order.worker)
         if pair is not None:
-            self._set_form(pair, ALONE)
+            self._set_shape(pair, ALONE)
         if replica is not None:
             self._drain(now_ns, replica)
             # A stuck replica: its batch may run elsewhere before the replica has stopped.

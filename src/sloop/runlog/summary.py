@@ -34,7 +34,7 @@ from sloop.runlog.run import RunState, combined_accuracy
 from sloop.runlog.versions import Build, OnlyGraph, StaticEstimate, VersionParts
 from sloop.text import listed
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
-from sloop.vocabulary import Node, Request, RequestId, Slot
+from sloop.vocabulary import Node, Request, RequestId, Slot, bounds_of, shadow_in
 
 Values = np.ndarray[tuple[int], np.dtype[np.int64]]
 IDLE_NS: Final = 60 * NS_PER_S
@@ -430,7 +430,7 @@ class Figures:
         if not any(each.parts for each in accounts):
             return None
         completions = [samples for each in accounts for samples in each.completion_ns.values()]
-        batches, requests = _begun(group for group in self._groups() if group.form.bounds)
+        batches, requests = _begun(group for group in self._groups() if bounds_of(group.shape))
         return PipelineRow(
             pipelines=sum(each.count for each in accounts),
             parts=sum(each.parts for each in accounts),
@@ -445,7 +445,7 @@ class Figures:
         attached = sum(run.shadows.count for run in self.runs)
         if not attached:
             return None
-        pairs = [group for group in self._groups() if group.form.shadow is not None]
+        pairs = [group for group in self._groups() if shadow_in(group.shape)]
         rows = [_shadow_rows(group, estimates.get(group.variant_key)) for group in pairs]
         known = [each for each in rows if each is not None]
         batches, requests = _begun(pairs)
@@ -734,9 +734,10 @@ def _shadow_rows(group: BatchGroup, estimate: StaticEstimate | None) -> int | No
     if not group.sizes:
         return 0
     profile = estimate.profile if isinstance(estimate, Estimate) else None
-    if profile is None or profile.layers is None or group.form.shadow is None:
+    shadow = shadow_in(group.shape)
+    if profile is None or profile.layers is None or shadow is None:
         return None
-    rows, _ = shared_rows(profile.layers, group.cores, group.form.shadow, profile.max_batch)
+    rows, _ = shared_rows(profile.layers, group.cores, shadow, profile.max_batch)
     return sum(rows[size] * count for size, count in group.sizes.items() if size < len(rows))
 
 
@@ -761,7 +762,7 @@ def _estimate_error(key: VariantKey, groups: Sequence[BatchGroup], estimate: Sta
     batches = estimated_ns = actual_ns = 0
     error = 0.0
     for group in groups:
-        costs_ns = estimate.of(group.form).costs_ns(group.slot)
+        costs_ns = estimate.of(group.shape).costs_ns(group.slot)
         for size, durations_ns in group.durations_ns.items():
             if size > estimate.batch_max or not costs_ns[size]:
                 continue

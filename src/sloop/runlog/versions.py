@@ -8,7 +8,7 @@ from msgspec import Struct
 from sloop.actions import VersionState
 from sloop.app.graph import Graph
 from sloop.runlog.run import RunState
-from sloop.vocabulary import Form, Slot
+from sloop.vocabulary import Shape, Slot
 
 
 class StaticEstimate(Protocol):
@@ -28,8 +28,8 @@ class StaticEstimate(Protocol):
         """Learn from a finished batch; only explanations do so, as the core did."""
         ...
 
-    def of(self, form: Form) -> "StaticEstimate":
-        """The estimate of replicas of another form."""
+    def of(self, shape: Shape) -> "StaticEstimate":
+        """The estimate of replicas of another shape."""
         ...
 
 

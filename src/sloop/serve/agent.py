@@ -93,7 +93,7 @@ from sloop.serve.weights.peers import FileServer, PeerStore, ServedStore
 from sloop.serve.weights.sources import ModelSource, Store
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, TransferId, WorkerId
+from sloop.vocabulary import ALONE, BatchId, ReplicaId, TransferId, Worker, WorkerId
 
 RETRY_S: Final = 0.5
 """The time between two attempts to connect."""
@@ -376,17 +376,17 @@ def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -
 class _Worker:
     """A worker of an agent. `number` is its name in this process; the deciding process calls it `replica`."""
 
-    def __init__(self, number: ReplicaId, spec: ReplicaSpec, replica: ReplicaId, known: KnownStages) -> None:
-        self.number = number
-        self.fingerprint = known.fingerprint(spec.stage, spec.variant)
-        self.spec = spec
+    def __init__(self, number: ReplicaId, order: StartWorker, known: KnownStages) -> None:
+        self.number, self.order = number, order
+        self.fingerprint = known.fingerprint(order.spec.stage, order.spec.variant)
+        self.spec = order.spec
         """With the cores in effect."""
-        self.replica: ReplicaId | None = replica
+        self.replica: ReplicaId | None = order.worker
         """None for one that was kept and is not adopted yet."""
         self.reports: list[Reported] = []
         """Its events between the offer to a deciding process and the adoption by it."""
         self.is_ready = self.is_stopping = False
-        self.part: Part | None = None
+        self.part = order.part
         """Its part of the model, until it has all layers."""
         self.batch: BatchId | None = None
         """The batch that it runs, also an abandoned one, until it has ended."""
@@ -416,7 +416,7 @@ class _Worker:
 
     def start(self) -> StartWorker:
         """The order to start it, now that its model is here."""
-        return StartWorker(self.number, self.spec, part=self.part)
+        return structs.replace(self.order, worker=self.number, spec=self.spec, transfer=None)
 
     def release_models(self) -> None:
         """Let its model be deleted from the caches: nothing uses it any more."""
@@ -653,12 +653,11 @@ class AgentSession:
         # The same number, if it is free, is easier to find in the logs.
         taken = self._workers.keys() | self._offered.keys()  # one that is offered and has ended may still be adopted
         number = replica if replica not in taken else ReplicaId(max(taken) + 1)
-        worker = _Worker(number, spec, replica, self._backend)
+        worker = _Worker(number, order, self._backend)
         self._workers[number] = self._replicas[replica] = worker
         if body is not None:
             self._start_shadow(worker, body, order)
             return
-        worker.part = order.part
         servable = self._backend.servable(spec.stage, spec.variant)
         comes = servable is not None and (servable.source or servable.cut is not None)
         if servable is not None and comes and (order.transfer is not None or not self._is_beside):
@@ -694,7 +693,7 @@ class AgentSession:
             cache = await self._cache_with(order.transfer, reception)
             if servable.cut is not None:
                 count = len(servable.cut.blocks)
-                layers = order.part.layers.positions(count) if order.part is not None else range(count)
+                layers = order.part.layers if order.part is not None else range(count)
                 files = await self._bring_blocks(worker, cache, servable.cut, layers, peers)
                 own = structs.replace(servable, cut=_placed(servable.cut, files))
             else:
@@ -772,14 +771,14 @@ class AgentSession:
             worker.completing = self._do(self._bring_others(worker, worker.part, record.transfer, reception))
 
     async def _bring_others(
-        self, worker: _Worker, part: Part, transfer: TransferId | None, reception: _Reception | None
+        self, worker: _Worker, part: Worker, transfer: TransferId | None, reception: _Reception | None
     ) -> None:
         """Fetch the other layers of a part, then order its worker to load them."""
         try:
             cut, files = self._backend.blocks_of(worker.spec), dict[int, str]()
             if transfer is not None or not self._is_beside:
                 cache = await self._cache_with(transfer, reception)
-                others = part.layers.others.positions(len(cut.blocks))
+                others = part.span.others.positions(len(cut.blocks))
                 files = await self._bring_blocks(worker, cache, cut, others)
         except Exception as error:
             self._backend.give_up(worker.number, _why(error, f"the other layers of replica {worker.number}"))
@@ -1072,7 +1071,7 @@ class AgentSession:
         if isinstance(event, WorkerReady):
             worker.is_ready = True
         elif isinstance(event, WorkerCompleted):
-            worker.part = None
+            worker.part, worker.spec = None, structs.replace(worker.spec, shape=ALONE)
         elif isinstance(event, WorkerResized):
             worker.spec = worker.spec.with_cores(event.cores)
         elif isinstance(event, WorkerLost | WorkerStopped):

@@ -37,7 +37,7 @@ from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
 from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, NS_PER_S, to_ms, to_s
-from sloop.vocabulary import Outcome, Plan
+from sloop.vocabulary import Outcome, Plan, kind_of
 
 TRAFFIC_NS: Final = 10 * NS_PER_S
 """Rates and utilisation are means over this time: long enough to read, short enough to see a burst."""
@@ -392,8 +392,8 @@ def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
         "cores": replica.cores,
         "cores_wanted": replica.wanted_cores,
         "shadow_cores": replica.all_cores(0.0),
-        "form": replica.group.form.kind,
-        "layers": (replica.part.layers.first, replica.part.layers.end) if replica.part is not None else None,
+        "form": kind_of(replica.group.shape),
+        "layers": replica.part and (replica.part.span.first, replica.part.span.end),
         "running": len(replica.running.requests) if replica.running else 0,
         "batches": replica.batches,
     }

@@ -33,7 +33,7 @@ from sloop.serve.driver import TURN_BOUNDS_NS, Turns
 from sloop.serve.messages import EdgeCounts, VariantJoining
 from sloop.serve.protocols import SpareProcesses
 from sloop.units import NS_PER_S, to_s
-from sloop.vocabulary import Life, Node, Outcome
+from sloop.vocabulary import Life, Node, Outcome, kind_of
 
 SECONDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
@@ -532,7 +532,7 @@ class Metrics:
         lost = CounterMetricFamily("sloop_pipelines_lost", "Pipelines that were lost with a part.", labels=VERSION)
         for rows in present:
             groups = [
-                (replica.group.key, replica.group.hardware, replica.group.form.kind)
+                (replica.group.key, replica.group.hardware, kind_of(replica.group.shape))
                 for replica in rows.run.replicas.values()
             ]
             for (key, hardware, form), count in sorted(Counter(groups).items()):

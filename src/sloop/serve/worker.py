@@ -240,7 +240,7 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
     return found
 
 
-class Worker:
+class ModelWorker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
     def __init__(
@@ -730,7 +730,7 @@ def main(arguments: Sequence[str], *, is_spare: bool = False) -> None:
     arena = Arena(number, memory) if memory >= 0 else None
     try:
         with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
-            Worker(ProcessChannel(sock), arena, is_spare=is_spare, taken=WorkerMemory(is_bound=True)).serve()
+            ModelWorker(ProcessChannel(sock), arena, is_spare=is_spare, taken=WorkerMemory(is_bound=True)).serve()
     except SloopError:  # the server has been told, and writes it into its log
         sys.stderr.flush()
         os._exit(1)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any, Final, NoReturn, Protocol
 
 from msgspec import structs
@@ -66,23 +67,23 @@ from sloop.vocabulary import (
     ALONE,
     STORE,
     BatchId,
-    Form,
     LayerSet,
     ModelWeights,
     Node,
     NodeState,
     Outcome,
-    Part,
-    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
     Request,
     RequestId,
+    Shape,
     Slot,
     TransferId,
     Visit,
+    Worker,
     WorkerId,
+    bounds_of,
     version_key,
 )
 
@@ -251,7 +252,6 @@ class CheckedReplica:
         "batch",
         "cores",
         "draining",
-        "form",
         "has_rest",
         "limit",
         "part",
@@ -262,6 +262,7 @@ class CheckedReplica:
         "shadow",
         "shadow_bytes",
         "shadow_parts",
+        "shape",
         "size_max",
         "spec",
         "started_ns",
@@ -284,7 +285,7 @@ class CheckedReplica:
         """The largest core count among its pending resizes."""
         self.resizing = 0
         """The number of pending resizes."""
-        self.form = ALONE
+        self.shape = ALONE
         """In effect."""
         self.shadow: StartWorker | None = None
         """The order of the shadow that has room on the node."""
@@ -295,7 +296,7 @@ class CheckedReplica:
         """The largest batch that the plan allows it."""
         self.size_max = 0
         """The largest batch that its variant takes; 0 if that is unknown."""
-        self.part: Part | None = None
+        self.part: Worker | None = None
         """The layers that it has, if it has not all."""
         self.pipeline: CheckedPipeline | None = None
         self.rest: TransferId | None = None
@@ -324,10 +325,10 @@ class CheckedReplica:
 class CheckedPipeline:
     """The parts of a pipeline, and those that have started."""
 
-    __slots__ = ("bounds", "members", "started")
+    __slots__ = ("members", "shape", "started")
 
-    def __init__(self, bounds: tuple[int, ...]) -> None:
-        self.bounds = bounds
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self.members: dict[ReplicaId, CheckedReplica] = {}
         self.started: set[ReplicaId] = set()
 
@@ -357,11 +358,6 @@ class WaitingKeys:
         for newcomer in newer:
             heappush(heap, newcomer)
         return found
-
-
-def shadow_cores(order: StartWorker) -> float:
-    """The cores of a shadow."""
-    return order.spec.shadow.cores if order.spec.shadow is not None else 0.0
 
 
 class CheckedNode:
@@ -400,7 +396,7 @@ class CheckedNode:
         node, replicas = self.node, (*self.replicas.values(), *further)
         shadows = [replica.shadow for replica in replicas if replica.shadow is not None]
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
-        cores += sum(map(shadow_cores, shadows))
+        cores += sum(worker.cores for order in shadows for worker in order.spec.shape)
         if cores > node.cores + HALF_UNIT * (len(replicas) + len(shadows)) + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
@@ -436,7 +432,8 @@ class CheckedNode:
     def has_cores(self, cores: float) -> bool:
         """Whether this many cores are free, counted in thousandths, as the core reserves them."""
         held = [max(replica.cores, replica.wanted_cores) for replica in self.replicas.values()]
-        held += [shadow_cores(each.shadow) for each in self.replicas.values() if each.shadow is not None]
+        orders = [each.shadow for each in self.replicas.values() if each.shadow is not None]
+        held += [worker.cores for order in orders for worker in order.spec.shape]
         return sum(round(1000 * each) for each in (*held, cores)) <= round(1000 * self.node.cores)
 
     def uses(self, weights: ModelWeights) -> bool:
@@ -670,8 +667,8 @@ class Checkers:
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
-        self._limits: dict[tuple[str, str, Slot, Form, str, str], int] = {}
-        """Per stage, variant, slot, form, node and device of the last plans: the largest batch allowed. Without a name
+        self._limits: dict[tuple[str, str, Slot, Shape, str, str], int] = {}
+        """Per stage, variant, slot, shape, node and device of the last plans: the largest batch allowed. Without a name
         where the plan names none, and for replicas that are somewhere else."""
         self._kind_limits: dict[tuple[str, str, str], int] = {}
         """Per stage, variant and kind of hardware: the largest batch that the last plan with this variant allows."""
@@ -683,7 +680,7 @@ class Checkers:
         self._last_batch = BatchId(-1)
         self._last_worker = WorkerId(-1)
         self._last_transfer = TransferId(-1)
-        self._pipelines: dict[PipelineId, CheckedPipeline] = {}
+        self._pipelines: dict[WorkerId, CheckedPipeline] = {}
         self._kept: dict[int, KeptWorker] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
@@ -1054,10 +1051,10 @@ class Checkers:
             self._unplanned.discard(version.key)
             self._default_limits[target.stage] = target.batch_max
             of_kind: dict[tuple[str, str, str], int] = {}
-            anywhere = set[tuple[str, str, Slot, Form]]()
+            anywhere = set[tuple[str, str, Slot, Shape]]()
             for group in (group for group in target.groups if group.count):
                 spec, limit = group.spec, target.batch_max_of(group)
-                key = target.stage, spec.variant, spec.slot, spec.form
+                key = target.stage, spec.variant, spec.slot, spec.shape
                 self._limits[*key, spec.node or "", spec.device or ""] = limit
                 if spec.node is None:
                     anywhere.add(key)
@@ -1070,15 +1067,15 @@ class Checkers:
                 self._limit(replica)
 
     def _limit(self, replica: CheckedReplica) -> None:
-        """Set the largest batch of a replica: that of its slot and form in the plan, and of its device if the plan
-        names it; of its kind if the plan has no such slot or form."""
+        """Set the largest batch of a replica: that of its slot and shape in the plan, and of its device if the plan
+        names it; of its kind if the plan has no such slot or shape."""
         spec = replica.spec
         slot = structs.replace(spec.slot, cores=replica.cores)
         default = self._default_limits.get(spec.stage)
         if default is None:  # it was adopted, and there is no plan yet
             replica.limit = replica.size_max or 1
             return
-        key, node = (spec.stage, spec.variant, slot, replica.form), spec.node or ""
+        key, node = (spec.stage, spec.variant, slot, replica.shape), spec.node or ""
         places = ((node, spec.device or ""), (node, ""), ("", ""))
         limits = [self._limits[*key, *place] for place in places if (*key, *place) in self._limits]
         replica.limit = limits[0] if limits else self._kind_limits.get(profile_key(spec), default)
@@ -1118,9 +1115,7 @@ class Checkers:
             own, whole = replica.part, len(order.completes) > 1
             if own is None:
                 self._fail(f"replica {id} does not need these layers")
-            needed = LayerSet(own.bounds[0], own.bounds[-1])
-            if not whole:
-                needed = LayerSet(own.bounds[own.place], own.bounds[own.place + 1], is_complement=True)
+            needed = LayerSet(0, bounds_of(replica.spec.shape)[-1]) if whole else own.span.others
             if order.weights.layers != needed or replica.rest in node.arriving:
                 self._fail(f"replica {id} does not need these layers")
             replica.rest = order.transfer
@@ -1170,7 +1165,7 @@ class Checkers:
     def _ready(self, event: WorkerReady) -> None:
         pair = self._state.shadows.get(event.worker)
         if pair is not None and not pair.shadow_parts:
-            self._set_form(pair, Form(pair.shadow.spec.shadow if pair.shadow is not None else None))
+            self._set_shape(pair, pair.shadow.spec.shape if pair.shadow is not None else ALONE)
         replica = self._state.replicas.get(event.worker)
         if replica is None or replica.draining:
             return
@@ -1181,7 +1176,7 @@ class Checkers:
             replica.ready = True
         elif replica.part is not None and pipeline is not None:
             pipeline.started.add(event.worker)
-            if len(pipeline.started) == len(pipeline.bounds) - 1:
+            if len(pipeline.started) == len(pipeline.shape):
                 for member in pipeline.members.values():
                     member.ready = True
 
@@ -1230,7 +1225,7 @@ class Checkers:
         replica = self._state.shadows.pop(id, None)
         if replica is not None:
             replica.shadow, replica.shadow_bytes, replica.shadow_parts = None, 0, False
-            self._set_form(replica, ALONE)
+            self._set_shape(replica, ALONE)
 
     def _resized(self, event: WorkerResized) -> None:
         replica = self._state.replicas.get(event.worker)
@@ -1242,8 +1237,8 @@ class Checkers:
             self._limit(replica)
             self._check_node(replica.spec)
 
-    def _set_form(self, replica: CheckedReplica, form: Form) -> None:
-        replica.form = form
+    def _set_shape(self, replica: CheckedReplica, shape: Shape) -> None:
+        replica.shape = shape
         self._limit(replica)
 
     def _start_shadow(self, order: StartWorker, id: ReplicaId) -> None:
@@ -1255,7 +1250,7 @@ class Checkers:
             self._fail(f"the replica has shadow {replica.shadow.worker}, which has not stopped")
         profile = self._profiles.get(profile_key(replica.spec))
         layers = profile.layers if profile is not None else None
-        blocks = wanted.blocks if wanted is not None else ()
+        blocks = wanted.layers if wanted is not None else ()
         if layers is None or not blocks or not 0 <= blocks[0] <= blocks[-1] < len(layers.blocks):
             self._fail("a shadow with blocks that the profile does not have")
         replica.shadow, replica.shadow_bytes = order, sum(layers.blocks[place].param_bytes for place in blocks)
@@ -1266,7 +1261,7 @@ class Checkers:
         if replica.shadow_parts:
             self._fail("a shadow is ordered to stop twice")
         replica.shadow_parts = True
-        self._set_form(replica, ALONE)
+        self._set_shape(replica, ALONE)
 
     def _start_replica(self, order: StartWorker) -> None:
         self._number(order.worker)
@@ -1284,23 +1279,23 @@ class Checkers:
         if misfit:
             self._fail(misfit)
         self._begin_replica(order)
-        if order.part is not None:
-            self._join(order, order.part)
+        if order.pipeline is not None:
+            self._join(order, order.pipeline)
         if version.provides:
             self._check_provided(order, node)
 
-    def _join(self, order: StartWorker, part: Part) -> None:
+    def _join(self, order: StartWorker, first: WorkerId) -> None:
         """A replica starts as the next part of its pipeline."""
-        pipeline = self._pipelines.setdefault(part.pipeline, CheckedPipeline(part.bounds))
+        shape = order.spec.shape
+        pipeline, held = self._pipelines.setdefault(first, CheckedPipeline(shape)), [each.layers for each in shape]
         profile, replica = self._profiles.get(profile_key(order.spec)), self._state.replicas[order.worker]
         layers = profile.layers if profile is not None else None
-        ascends = list(part.bounds) == sorted(set(part.bounds))
-        if layers is None or not ascends or (part.bounds[0], part.bounds[-1]) != (0, len(layers.blocks)):
+        if layers is None or not all(held) or [*chain(*held)] != list(range(len(layers.blocks))):
             self._fail("a pipeline whose parts are not the layers of the profile")
-        if part.place != len(pipeline.members) or part.bounds != pipeline.bounds:
+        if order.place != len(pipeline.members) or shape != pipeline.shape:
             self._fail("a replica is not the next part of its pipeline")
         pipeline.members[order.worker] = replica
-        replica.part, replica.pipeline = part, pipeline
+        replica.part, replica.pipeline = shape[order.place], pipeline
 
     def _check_provided(self, order: StartWorker, node: CheckedNode) -> None:
         """The weights of a start are on its node, or it waits for a transfer that brings them there."""
@@ -1308,7 +1303,7 @@ class Checkers:
         replica.weights, replica.transfer = weights, order.transfer
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
-            layers = order.part.layers if order.part is not None else None
+            layers = replica.part.span if replica.part is not None else None
             if arriving is not None and arriving.completes and arriving.is_kept and layers is None:
                 layers = arriving.weights.layers  # the others are on their node, with a part of the model
             if arriving is None or (arriving.weights.model, arriving.weights.layers) != (weights.model, layers):

@@ -62,7 +62,7 @@ from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.sharing import SharedDevice
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, Node, NodeState, Part, PipelineId, ReplicaId, TransferId, WorkerId
+from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, TransferId, WorkerId, bounds_of
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -120,7 +120,7 @@ class Cluster:
         """By ordered transfer and receiver, the replicas that wait for it."""
         self._failed: set[tuple[TransferId, str]] = set()
         """Ordered transfers that have failed, with their receivers."""
-        self._pipelines: dict[PipelineId, SimulatedPipeline] = {}
+        self._pipelines: dict[WorkerId, SimulatedPipeline] = {}
         self._transfers_due = FOREVER_NS, -1
         """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
         self._devices: dict[tuple[str, str], SharedDevice] = {}
@@ -333,9 +333,9 @@ class Cluster:
         spec, id = order.spec, order.worker
         truths = self._truths.stages[spec.stage]
         self._replicas[id] = replica = SimulatedReplica(spec, truths)
-        if order.part is not None:
+        if order.pipeline is not None:
             replica.has_files = order.transfer is None
-            self._join_pipeline(id, replica, order.part)
+            self._join_pipeline(id, replica, order.pipeline, order.place)
         node = self._nodes.get(spec.node or "")
         if node is not None and node.state is not NodeState.READY:
             self._lose(now_ns, id, f"node {spec.node} is not ready")
@@ -347,7 +347,7 @@ class Cluster:
             if truths.faults.strikes("failed_start", self._rates.failed_start):
                 crash_ns = truths.faults.within_ns("failed_start", length_ns)
         start, weights = LocalStart(length_ns, crash_ns), self._truths.weights
-        is_provided = order.transfer is not None or order.part is not None
+        is_provided = order.transfer is not None or order.pipeline is not None
         if weights is None or not (weights.has_network or is_provided):
             start = self._with_spare(now_ns, id, start)
             self._load(now_ns, id, start, [(LOADING, start.length_ns - start.saved_ns)])
@@ -550,13 +550,13 @@ class Cluster:
 
     # Pipelines
 
-    def _join_pipeline(self, id: ReplicaId, replica: SimulatedReplica, part: Part) -> None:
+    def _join_pipeline(self, id: ReplicaId, replica: SimulatedReplica, first: WorkerId, place: int) -> None:
         """A replica starts as a part of a pipeline."""
-        pipeline = self._pipelines.get(part.pipeline)
+        pipeline, shape = self._pipelines.get(first), replica.spec.shape
         if pipeline is None:
             has_rests = replica.truths.cold_start.loads_on_cores(replica.spec)
-            pipeline = self._pipelines[part.pipeline] = SimulatedPipeline(len(part.bounds) - 1, has_rests=has_rests)
-        replica.part = part
+            pipeline = self._pipelines[first] = SimulatedPipeline(len(shape), has_rests=has_rests)
+        replica.part = shape[place]
         if pipeline.is_broken:
             return
         pipeline.members[id] = None
@@ -565,7 +565,7 @@ class Cluster:
         link_mbps = weights.node_mbps if weights is not None else 0.0
 
         def stations_ns(busy_ns: int) -> list[float]:
-            line_ns = service.line_ns(spec.stage, spec.variant, replica.slot, part.bounds, link_mbps)[replica.size]
+            line_ns = service.line_ns(spec.stage, spec.variant, replica.slot, bounds_of(shape), link_mbps)[replica.size]
             factor = busy_ns / replica.speed.means_ns[replica.size]
             return [own_ns if place % 2 else own_ns * factor for place, own_ns in enumerate(line_ns)]
 
@@ -575,7 +575,7 @@ class Cluster:
         """A part loads and sends its layers, and is ready. The rest takes as much longer as the rest is larger."""
         replica = self._replicas[id]
         assert replica.part is not None, f"replica {id} has all layers"
-        share = replica.truths.cold_start.share(replica.spec, replica.part.layers)
+        share = replica.truths.cold_start.share(replica.spec, replica.part.span)
         spawning_ns = lengths_ns.pop(SPAWNING, 0)
         own_ns = {step: round(length_ns * share) for step, length_ns in lengths_ns.items()}
         length_ns, rest_ns = spawning_ns + sum(own_ns.values()), sum(lengths_ns.values()) - sum(own_ns.values())
@@ -593,7 +593,7 @@ class Cluster:
         length_ns = replica.truths.cold_start.rest_ns(replica.spec, replica.slot, replica.rest.length_ns)
         replica.rest_load = loads = RestLoad(from_ns, length_ns)
         if replica.pipeline is not None and replica.part is not None:
-            replica.pipeline.load_rest(replica.part.place, loads)
+            replica.pipeline.load_rest(replica.spec.shape.index(replica.part), loads)
         self._push(loads.end_ns, WorkerCompleted(id))
 
     def _complete(self, now_ns: int, replica: SimulatedReplica, event: WorkerCompleted) -> WorkerCompleted | None:

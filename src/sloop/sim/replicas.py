@@ -9,7 +9,7 @@ from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.sim.truth.sharing import SharingTruth
-from sloop.vocabulary import BatchId, Part, ReplicaSpec, Shadow, WorkerId
+from sloop.vocabulary import BatchId, ReplicaSpec, Worker, WorkerId
 
 
 class Truths(Struct, frozen=True):
@@ -39,7 +39,7 @@ class SimulatedShadow:
 
     __slots__ = ("alone", "body", "id", "is_ready", "is_stopping", "pending", "shadow")
 
-    def __init__(self, id: WorkerId, body: "SimulatedReplica", shadow: Shadow) -> None:
+    def __init__(self, id: WorkerId, body: "SimulatedReplica", shadow: Worker) -> None:
         self.id, self.body, self.shadow = id, body, shadow
         self.is_ready = False
         """Whether batches use it; not any more when it was told to stop."""
@@ -119,7 +119,7 @@ class SimulatedReplica:
         """Where they run."""
         self.ends: EndsLater | None = None
         """If `sharing`, the running batch."""
-        self.part: Part | None = None
+        self.part: Worker | None = None
         """The layers that it has; None if it has all."""
         self.pipeline: SimulatedPipeline | None = None
         """In which it serves, or will."""

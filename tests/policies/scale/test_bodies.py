@@ -13,7 +13,7 @@ from sloop.policies.scale.bodies import Bodies
 from sloop.profile.estimate import Estimate
 from sloop.solvers.bodies import capacity_rps
 from sloop.units import ms, s
-from sloop.vocabulary import ALONE, Form, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import ALONE, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Slot, Worker
 from tests.asked import next_plan
 from tests.profile.test_blocks import PROFILE
 
@@ -21,10 +21,16 @@ SLO_NS, CAPACITIES = ms(99), (0.0, 10.101, 20.202, 30.303, 40.404)
 PERIOD_NS = ms(500)
 
 
-def body(id: int, cores: float, node: str = "n0", shadow: Shadow | None = None, **other: object) -> ReplicaView:
-    spec = ReplicaSpec("m", "a", Slot(cores, "cpu"), shadow=shadow)
-    own: dict[str, object] = {"life": Life.READY, "since_ns": 0, "running": 0, "node": node, "form": spec.form} | other
-    return ReplicaView(ReplicaId(id), spec, **own)  # type: ignore[arg-type]
+def body(id: int, cores: float, node: str = "n0", shadow: Worker | None = None, **other: object) -> ReplicaView:
+    spec = ReplicaSpec("m", "a", Slot(cores, "cpu"), shape=ALONE if shadow is None else (shadow,))
+    own: dict[str, object] = {
+        "life": Life.READY,
+        "since_ns": 0,
+        "running": 0,
+        "node": node,
+        "shape": spec.shape,
+    } | other
+    return ReplicaView(ReplicaId(id), spec, **own | other)  # type: ignore[arg-type]
 
 
 def view(
@@ -106,7 +112,7 @@ def test_bodies_change_only_outside_of_the_band_and_once_in_a_period() -> None:
 @pytest.mark.parametrize(("counts", "bodies"), [(True, 1), (False, 2)])
 def test_the_mean_rate_may_rest_on_shadows(counts: bool, bodies: int) -> None:
     """A pair of two cores and four carries 50.8 rps, its body alone 20.2: of 30 rps, α leaves no room for it alone."""
-    pair = body(0, 2, shadow=Shadow(4.0, (0, 1)))
+    pair = body(0, 2, shadow=Worker(4.0, (0, 1)))
     plan = next_plan(policy(counts_shadows=counts), 0, view([pair], 30, 30, cores=64))
     assert sum(count for _, count in sizes(plan)) == bodies
 
@@ -186,9 +192,9 @@ def test_a_burst_gets_the_shadow_of_the_worked_example() -> None:
     """A 2-core body carries 20.2 rps; {1} adds 13.09 rps, {1, 2} 26.66."""
     for burst, blocks in ((20, None), (30, (0,)), (40, (0, 1)), (400, (0, 1))):
         (group,) = groups_of(next_plan(policy(), 0, view([body(0, 2)], 12, burst)))
-        assert (group.spec.shadow and group.spec.shadow.blocks) == blocks
+        assert (group.spec.shadow and group.spec.shadow.layers) == blocks
         if blocks:
-            assert group.spec.shadow == Shadow(4.0, blocks)
+            assert group.spec.shadow == Worker(4.0, blocks)
             assert group.spec.node == "n0", "on the node of its body"
 
 
@@ -199,7 +205,7 @@ def test_a_burst_gets_the_shadow_of_the_worked_example() -> None:
         ({"shadows_per_node": 0}, 16, {}),
         ({}, 2.5, {}),
         ({}, 16, {"life": Life.STARTING}),
-        ({}, 16, {"shadow": Shadow(4.0, (0, 1)), "form": ALONE}),
+        ({}, 16, {"shadow": Worker(4.0, (0, 1)), "shape": ALONE}),
     ],
 )
 def test_when_no_shadow_is_started(changes: dict[str, object], cores: float, others: dict[str, object]) -> None:
@@ -219,7 +225,7 @@ def test_one_shadow_for_each_node_and_larger_bodies_first() -> None:
 
 
 def test_shadows_go_at_the_second_tick_below_what_the_bodies_carry() -> None:
-    own, pair = policy(), [body(0, 2, shadow=Shadow(4.0, (0, 1)))]
+    own, pair = policy(), [body(0, 2, shadow=Worker(4.0, (0, 1)))]
     assert groups_of(next_plan(own, 0, view(pair, 12, 17)))[0].spec.shadow is not None
     assert groups_of(next_plan(own, PERIOD_NS, view(pair, 12, 19)))[0].spec.shadow is not None, "0.9 × 20.2 = 18.2"
     assert groups_of(next_plan(own, 2 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is not None
@@ -230,7 +236,7 @@ def test_a_shadow_that_loads_counts_as_chosen_so_that_no_other_is_started() -> N
     own, two = policy(), [body(0, 2, "n0"), body(1, 2, "n1")]
     first = groups_of(next_plan(own, 0, view(two, 25, 60, nodes=2)))
     assert [group.spec.shadow is not None for group in first].count(True) == 1
-    loading = [body(0, 2, "n0", Shadow(4.0, (0, 1)), form=ALONE), two[1]]
+    loading = [body(0, 2, "n0", Worker(4.0, (0, 1)), shape=ALONE), two[1]]
     second = groups_of(next_plan(own, PERIOD_NS, view(loading, 25, 60, nodes=2)))
     assert [group.spec.shadow is not None for group in second].count(True) == 1
 
@@ -351,7 +357,7 @@ def test_shadows_carry_a_burst_until_bodies_that_start_are_there() -> None:
 
 
 def test_each_shadow_ends_as_soon_as_the_others_carry_the_rate() -> None:
-    pairs = [body(at, 2, f"n{at}", Shadow(4.0, (0, 1))) for at in range(2)]
+    pairs = [body(at, 2, f"n{at}", Worker(4.0, (0, 1))) for at in range(2)]
     kept = {burst: next_plan(cheapest(), 0, view(pairs, 24, burst, nodes=2)) for burst in (80, 50, 30)}
     shadows = {burst: sum(g.count for g in groups_of(plan) if g.spec.shadow) for burst, plan in kept.items()}
     assert shadows == {80: 2, 50: 1, 30: 0}
@@ -371,7 +377,7 @@ def test_laws_of_a_plan(there: list[tuple[int, bool, bool]], rate: int, burst: i
             at,
             cores,
             f"n{at}",
-            Shadow(4.0, (0, 1)) if has_shadow and ready else None,
+            Worker(4.0, (0, 1)) if has_shadow and ready else None,
             life=Life.READY if ready else Life.STARTING,
         )
         for at, (cores, ready, has_shadow) in enumerate(there)
@@ -393,9 +399,9 @@ def test_laws_of_a_plan(there: list[tuple[int, bool, bool]], rate: int, burst: i
         assert spec.node is None or (spec.node, spec.cores) in present
         assert 1 <= spec.cores <= 4
         assert group.batch_max >= 1
-        if spec.shadow is not None and spec.form not in {each.form for each in replicas}:
-            assert spec.shadow.blocks in ((0,), (0, 1)), "the first of the order"
+        if spec.shadow is not None and spec.shape not in {each.shape for each in replicas}:
+            assert spec.shadow.layers in ((0,), (0, 1)), "the first of the order"
             node = next(each for each in before.nodes if each.node.name == spec.node)
             assert spec.shadow.cores <= node.free_cores
-            pair = belief.of(Form(spec.shadow)).costs_ns(Slot(spec.cores, "cpu"))
+            pair = belief.of((spec.shadow,)).costs_ns(Slot(spec.cores, "cpu"))
             assert capacity_rps([each / 1e6 for each in pair], SLO_NS / 1e6) > alone_rps(spec.cores)

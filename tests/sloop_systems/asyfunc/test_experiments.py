@@ -15,7 +15,7 @@ from sloop.profile.published import PUBLISHED
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.units import s
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Shadow, Slot, WorkerId
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot, Worker, WorkerId
 from sloop_systems.asyfunc.experiments import bodies_figure, offloading_figure, shadows_figure
 from sloop_systems.asyfunc.experiments.offline import (
     body_rows,
@@ -207,7 +207,7 @@ def test_provisions_count_bodies_shadows_and_their_batches() -> None:
         (0, StartWorker(body, spec)),
         (2, StartBatch(BatchId(0), body, "m", (RequestId(0), RequestId(1)))),
         (3, Finished(BatchId(0), body, s(1))),
-        (10, StartWorker(WorkerId(100), structs.replace(spec, shadow=Shadow(4.0, (0, 1))), body)),
+        (10, StartWorker(WorkerId(100), structs.replace(spec, shape=(Worker(4.0, (0, 1)),)), body)),
         (11, WorkerReady(WorkerId(100))),
         (12, StartBatch(BatchId(1), body, "m", (RequestId(2),))),
         (14, Finished(BatchId(1), body, s(2))),

@@ -40,7 +40,7 @@ from sloop.solvers.bodies import (
 )
 from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, s, to_ms, to_s
-from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
+from sloop.vocabulary import ALONE, Group, Life, Plan, ReplicaId, ReplicaSpec, StagePlan, Worker, shadow_in
 
 OVER_AT: Final = 0.9
 """Shadows are removed when the rate is below this fraction of that at which they are added: with `bursts: shadows` all
@@ -64,7 +64,7 @@ class CountedBody:
     """With its shadow, if it has one."""
     alone_rps: float
     batch_max: int
-    shadow: Shadow | None = None
+    shadow: Worker | None = None
     replica: ReplicaView | None = None
 
     @property
@@ -357,7 +357,7 @@ class Draft:
     def attach(self, body: CountedBody, chosen: ShadowCandidate) -> None:
         """Attach a shadow to a body."""
         cores = chosen.shared.costs.shadow_cores
-        body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
+        body.shadow = Worker(cores, tuple(sorted(chosen.shared.blocks)))
         body.capacity_rps, self.free[body.node or ""] = chosen.booked_rps, self.free[body.node or ""] - cores
         assert body.replica is not None
         self.booked_rps[body.replica.id] = chosen.booked_rps
@@ -444,10 +444,10 @@ class ServedModel:
             cores, replica.node or None, alone_rps, alone_rps, largest_batch(alone_ms, self.slo_ms), shadow, replica
         )
         if shadow is not None:
-            pair_ms = self._costs_ms(self._belief.of(replica.spec.form), cores)
+            pair_ms = self._costs_ms(self._belief.of(replica.spec.shape), cores)
             found.capacity_rps = max(alone_rps, capacity_rps(pair_ms, self.slo_ms))
             found.batch_max = max(found.batch_max, largest_batch(pair_ms, self.slo_ms))
-            if replica.form.shadow is None:  # it loads
+            if shadow_in(replica.shape) is None:  # it loads
                 found.capacity_rps = booked_rps.get(replica.id, found.capacity_rps)
         return found
 
@@ -497,7 +497,8 @@ class ServedModel:
         counts: dict[ReplicaSpec, list[CountedBody]] = {}
         for body in sorted(bodies, key=lambda each: each.node is None):
             slot = self._belief.slot(body.cores)
-            spec = ReplicaSpec(self._stage.name, self._belief.variant, slot, body.node, shadow=body.shadow)
+            shape = ALONE if body.shadow is None else (body.shadow,)
+            spec = ReplicaSpec(self._stage.name, self._belief.variant, slot, body.node, shape=shape)
             counts.setdefault(spec, []).append(body)
         groups = [
             Group(

@@ -25,7 +25,7 @@ class Estimator:
         self._beliefs: dict[tuple[str, str, str], StaticEstimate] = {}
         self._versions = 0
         self._running: dict[BatchId, tuple[BatchGroup, int]] = {}
-        """Per batch, the slot and the form in which it started, and its estimated duration there in ns."""
+        """Per batch, the slot and the shape in which it started, and its estimated duration there in ns."""
         self._finished = BatchId(-1), 0
         """The last finished batch and its estimated duration in ns."""
 
@@ -42,13 +42,13 @@ class Estimator:
             return
         if isinstance(record, StartBatch):
             size, group = len(record.requests), replica.group
-            expected_ns = belief.of(group.form).costs_ns(group.slot)[size] if size <= belief.batch_max else 0
+            expected_ns = belief.of(group.shape).costs_ns(group.slot)[size] if size <= belief.batch_max else 0
             self._running[record.batch] = group, expected_ns
         elif replica.running is not None and replica.running.batch == record.batch:
             group, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns
             if not record.faults:
-                own = belief.of(group.form)
+                own = belief.of(group.shape)
                 own.observe(len(replica.running.requests), group.slot, now_ns - replica.running_ns)
 
     def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:

@@ -30,7 +30,7 @@ from sloop.runlog.run import RunState
 from sloop.runlog.versions import VersionRecord
 from sloop.text import counted, in_ms, number, numbered, quoted
 from sloop.units import to_ms, to_s
-from sloop.vocabulary import Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, shadow_in
 
 MEANWHILE: Final = {
     "shortage": "the cluster fell short of the plan",
@@ -341,7 +341,7 @@ class _Follower:
             on = ""
             if replica is not None:
                 group = replica.group
-                on = f" ({replica.spec.variant} on {slot_text(group.slot)}{shadow_text(group.form.shadow)})"
+                on = f" ({replica.spec.variant} on {slot_text(group.slot)}{shadow_text(shadow_in(group.shape))})"
             others = _others(batch, self._id)
             alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
             beside = f"with {numbered('request', others)}" if others else alone
@@ -412,8 +412,7 @@ class _Follower:
         if isinstance(record, WorkerReady):
             replica = self._run.replicas.get(record.worker) if self._run is not None else None
             if replica is not None and replica.part is not None:
-                layers = replica.part.layers
-                which = f"layers {layers.first} to {layers.end - 1}"
+                which = f"layers {replica.part.layers[0]} to {replica.part.layers[-1]}"
                 return f"{name} had {which} of its model{self._starts.end(record.worker)}"
             return f"{name} became ready{self._starts.end(record.worker)}"
         return f"{name} was taken over from an earlier server"

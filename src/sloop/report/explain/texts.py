@@ -3,7 +3,7 @@
 from sloop.actions import Rollout
 from sloop.app.hardware import LOCAL
 from sloop.text import counted
-from sloop.vocabulary import Group, Plan, Shadow, Slot, StagePlan
+from sloop.vocabulary import Group, Plan, Slot, StagePlan, Worker
 
 
 def rollout_text(rollout: Rollout) -> str:
@@ -31,11 +31,11 @@ def _group_text(group: Group) -> str:
     return f"{group.count} × {spec.variant} on {slot_text(spec.slot)}{at}{shadow_text(spec.shadow)}{limited}"
 
 
-def shadow_text(shadow: Shadow | None) -> str:
+def shadow_text(shadow: Worker | None) -> str:
     """` with a shadow of 16 cores and 3 blocks`, or nothing."""
     if shadow is None:
         return ""
-    return f" with a shadow of {counted(shadow.cores, 'core')} and {counted(len(shadow.blocks), 'block')}"
+    return f" with a shadow of {counted(shadow.cores, 'core')} and {counted(len(shadow.layers), 'block')}"
 
 
 def slot_text(slot: Slot) -> str:

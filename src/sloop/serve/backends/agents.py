@@ -28,7 +28,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop import __version__
 from sloop.actions import AdoptWorker, CancelTransfer, Evict, ResizeWorker, StartWorker, StopWorker, Transfer
@@ -111,8 +111,6 @@ from sloop.vocabulary import (
     LayerSet,
     ModelWeights,
     Node,
-    Part,
-    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Slot,
@@ -278,8 +276,7 @@ class _PlacedReplica(Struct):
     replica: ReplicaId
     spec: ReplicaSpec
     agent: _ConnectedAgent
-    transfer: TransferId | None = None
-    """The transfer for which it waits."""
+    order: StartWorker
     is_ordered: bool = False
     """Whether its agent was ordered to start it; until then it waits for its reservation."""
     cores_wanted: float | None = None
@@ -290,9 +287,8 @@ class _PlacedReplica(Struct):
     """The batch that it runs, with its visits and its begin (`time.monotonic_ns`)."""
     visits: int = 0
     began_ns: int = 0
-    part: Part | None = None
     pipeline: ProcessPipeline | None = None
-    """If it starts as a part of a model: which one, and the pipeline in which it serves."""
+    """If it starts as a part of a model, the pipeline in which it serves."""
     ordered_ns: int = 0
     """When it was ordered to run its layers on a batch."""
     unreached: str = ""
@@ -378,7 +374,7 @@ class AgentBackend(KnownStages):
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
         self._shadows: dict[WorkerId, _PlacedReplica] = {}
         """By the number of each shadow, its replica."""
-        self._pipelines: dict[PipelineId, ProcessPipeline] = {}
+        self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
         self._receivers: dict[str, list[_ConnectedAgent]] = {}
         """By source, the agents that were told to fetch a model, in this order."""
@@ -596,8 +592,8 @@ class AgentBackend(KnownStages):
             return found
         for member in own[0].members.values():
             placed = self._replicas.get(member)
-            if placed is not None and placed.part is not None:
-                for source in sources_of(servable, placed.part.layers):
+            if placed is not None and placed.order.part is not None:
+                for source in sources_of(servable, placed.order.part.span):
                     found.setdefault(source, []).append(placed.agent.hello.endpoint)
         return found
 
@@ -628,21 +624,21 @@ class AgentBackend(KnownStages):
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
-        replica, spec, part, pipeline = order.worker, order.spec, order.part, None
-        if part is not None:
+        replica, spec, pipeline = order.worker, order.spec, None
+        if order.pipeline is not None:
             try:
-                check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
+                check_part(order, len(self.blocks_of(spec).blocks))
             except MachineError as error:
                 self._report(WorkerLost(replica, str(error)))
                 return
-            pipeline = joined(self._pipelines, replica, part, self)
+            pipeline = joined(self._pipelines, order, self)
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
-            if part is not None and pipeline is not None:
-                pipeline.lose(part.place)
+            if pipeline is not None:
+                pipeline.lose(order.place)
             self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _PlacedReplica(replica, spec, agent, order.transfer, part=part, pipeline=pipeline)
+        self._replicas[replica] = _PlacedReplica(replica, spec, agent, order, pipeline=pipeline)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
 
     def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
@@ -680,7 +676,7 @@ class AgentBackend(KnownStages):
         if agent is None or agent.kept.pop(number, None) is None:
             self._report(WorkerLost(replica, f"node {spec.node} is not connected any more"))
             return
-        self._replicas[replica] = _PlacedReplica(replica, spec, agent, is_ordered=True)
+        self._replicas[replica] = _PlacedReplica(replica, spec, agent, StartWorker(replica, spec), is_ordered=True)
         agent.records.send(WorkerOrder(AdoptWorker(replica, number, spec, is_ready=True)))
         self._provider.reserve(replica, spec, lambda why: self._reserved_for_adopted(replica, why))
 
@@ -714,8 +710,7 @@ class AgentBackend(KnownStages):
         placed = self._replicas.get(replica)
         if placed is not None:  # else its loss has been reported, which covers its batch
             placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
-            pipeline, part = placed.pipeline, placed.part
-            if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
+            if placed.pipeline is None or not placed.pipeline.takes(placed.order.place, batch, order):
                 placed.agent.records.send(RunBatch(batch, replica, order))
 
     async def leave(self) -> None:
@@ -765,7 +760,7 @@ class AgentBackend(KnownStages):
             self._report(WorkerLost(replica, why))
         else:
             placed.is_ordered = True
-            order = StartWorker(replica, placed.spec, transfer=placed.transfer, part=placed.part)
+            order = structs.replace(placed.order, spec=placed.spec)
             placed.agent.records.send(WorkerOrder(order, self._peers_of(placed)))
             wanted, placed.cores_wanted = placed.cores_wanted, None
             if wanted is not None:
@@ -812,8 +807,8 @@ class AgentBackend(KnownStages):
         if placed is not None:
             self._provider.unreserve(replica)
             self._forget_shadow(placed)
-            if placed.pipeline is not None and placed.part is not None:
-                placed.pipeline.lose(placed.part.place, has_memory=has_node)
+            if placed.pipeline is not None:
+                placed.pipeline.lose(placed.order.place, has_memory=has_node)
 
     # Pipelines
 
@@ -830,7 +825,7 @@ class AgentBackend(KnownStages):
     def complete_part(self, replica: ReplicaId) -> None:
         """See `PipelineOrders`. If the other layers must be fetched, the core orders the transfer."""
         placed = self._replicas.get(replica)
-        if placed is not None and placed.is_ordered and placed.transfer is None:
+        if placed is not None and placed.is_ordered and placed.order.transfer is None:
             placed.agent.records.send(CompleteWorker(replica))
 
     def free_block(self, block: Address) -> None:
@@ -1027,17 +1022,17 @@ class AgentBackend(KnownStages):
         else:
             self._on_changed(agent, placed, event)
         self._report(event)
-        if isinstance(event, WorkerReady) and placed.pipeline is not None and placed.part is not None:
-            placed.pipeline.on_part_ready(placed.part.place)
+        if isinstance(event, WorkerReady) and placed.pipeline is not None:
+            placed.pipeline.on_part_ready(placed.order.place)
 
     def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: Reported) -> None:
         """A replica that has not ended is another than before."""
         if isinstance(event, WorkerProgressed) and event.step not in STEPS:
             raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
         if isinstance(event, WorkerCompleted):
-            if placed.pipeline is None or placed.part is None:
+            if placed.pipeline is None:
                 raise ProtocolError(f"replica {event.worker} is no part of a model, and completes it")
-            placed.pipeline.on_completed(placed.part.place)
+            placed.pipeline.on_completed(placed.order.place)
         elif isinstance(event, WorkerResized):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
@@ -1119,8 +1114,8 @@ class AgentBackend(KnownStages):
         """A batch is over, which must be the one that this replica runs. Returns whose it is, which in a pipeline may
         be another one, and how long the pipeline took. None if nobody waits for it any more."""
         placed, took_ns = self._on_node(agent, replica), 0
-        if placed.pipeline is not None and placed.part is not None:
-            place = placed.part.place
+        if placed.pipeline is not None:
+            place = placed.order.place
             if placed.pipeline.computes(place, batch):
                 spent_ns = time.monotonic_ns() - placed.ordered_ns
                 passed = placed.pipeline.answered(place, batch, spent_ns, is_done=is_done)
@@ -1142,27 +1137,27 @@ class AgentBackend(KnownStages):
 
     def _on_passed(self, agent: _ConnectedAgent, record: BatchPassed) -> None:
         placed, passed = self._on_node(agent, record.replica), record.passed
-        pipeline, part = placed.pipeline, placed.part
-        if pipeline is None or part is None:
+        pipeline = placed.pipeline
+        if pipeline is None:
             raise ProtocolError(f"a worker passes batch {record.batch} on, which is not its own")
         spent_ns = time.monotonic_ns() - placed.ordered_ns
-        pipeline.passed_on(part.place, record.batch, spent_ns, passed, agent.blocks.hold)
+        pipeline.passed_on(placed.order.place, record.batch, spent_ns, passed, agent.blocks.hold)
 
     def _on_unreached(self, agent: _ConnectedAgent, record: PartUnreached) -> None:
         placed = self._on_node(agent, record.replica)
-        if placed.pipeline is None or placed.part is None:
+        if placed.pipeline is None:
             raise ProtocolError(f"replica {record.replica} is no part of a model")
         self._loop.call_later(UNREACHED_S, self._lose_unreached, placed, record)
 
     def _lose_unreached(self, placed: _PlacedReplica, record: PartUnreached) -> None:
         """A part could not get the tensors of a batch. If the batch is not lost by now, the machine that has them is
         connected, but the part cannot reach it, and has to end."""
-        if self._replicas.get(record.replica) is not placed or placed.pipeline is None or placed.part is None:
+        if self._replicas.get(record.replica) is not placed or placed.pipeline is None:
             return
-        if not placed.pipeline.computes(placed.part.place, record.batch):
+        if not placed.pipeline.computes(placed.order.place, record.batch):
             return
-        if not placed.pipeline.awaits(placed.part.place, record.batch):  # those behind it may be wanted
-            placed.pipeline.answered(placed.part.place, record.batch, 0, is_done=False)
+        if not placed.pipeline.awaits(placed.order.place, record.batch):  # those behind it may be wanted
+            placed.pipeline.answered(placed.order.place, record.batch, 0, is_done=False)
         else:
             placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
             placed.agent.records.send(WorkerOrder(StopWorker(record.replica, placed.unreached)))

@@ -91,7 +91,7 @@ from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.units import s
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, WorkerId
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Worker, WorkerId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -162,7 +162,8 @@ class _Replica:
         """The process of its shadow, ready or starting."""
         self.beside: _Beside | None = None
         """Of a shadow: whose it is."""
-        self.part: Part | None = None
+        self.part: Worker | None = None
+        self.place = 0
         self.pipeline: ProcessPipeline | None = None
         """If it starts as a part of a model: which one, and the pipeline in which it serves; None if another process
         passes its batches on."""
@@ -177,7 +178,7 @@ class _Beside(NamedTuple):
     """The state of a process that is a shadow."""
 
     body: _Replica
-    wanted: Shadow
+    wanted: Worker
     cut: CutModel
     address: list[bytes]
     """Of its socket, once it has loaded its blocks."""
@@ -231,7 +232,7 @@ class LocalBackend(KnownStages):
         """When replicas were started, the latest last."""
         self._processes: set[_Replica] = set()
         """All that have not been reaped."""
-        self._pipelines: dict[PipelineId, ProcessPipeline] = {}
+        self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
         self.on_passed: Callable[[BatchId, ReplicaId, int, PassedBatch], None] | None = None
         """If another process passes batches on between parts: called when a part has run its layers on one, with how
@@ -326,10 +327,11 @@ class LocalBackend(KnownStages):
         self._report(WorkerProgressed(replica, "spawning"))
         try:
             made.device = self._device_of(spec)
-            if order.part is not None:
-                self._join(made, spec, order.part)
+            if order.pipeline is not None:
+                self._join(made, order)
             if made.device is None and (spare := self._taken_spare()) is not None:
-                spare.id, spare.told, spare.part, spare.pipeline = replica, spec, made.part, made.pipeline
+                spare.id, spare.told = replica, spec
+                spare.part, spare.place, spare.pipeline = made.part, made.place, made.pipeline
                 self._replicas[replica] = made = spare
             else:
                 self._spawn(made)
@@ -391,8 +393,8 @@ class LocalBackend(KnownStages):
             return  # the loss of the replica will be reported, which covers its batch
         assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
         found.batch, found.visits = batch, order.visits
-        pipeline, part = found.pipeline, found.part
-        if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
+        pipeline = found.pipeline
+        if pipeline is None or found.part is None or not pipeline.takes(found.place, batch, order):
             found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
     def _look_later(self) -> None:
@@ -496,7 +498,7 @@ class LocalBackend(KnownStages):
         """A replica has taken a spare worker that does not work: it gets a new process."""
         _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
         self._replicas[failed.id] = made = _Replica(failed.id)
-        made.spec, made.part, made.pipeline = spec, failed.part, failed.pipeline
+        made.spec, made.part, made.place, made.pipeline = spec, failed.part, failed.place, failed.pipeline
         failed.part = failed.pipeline = None
         try:
             self._spawn(made)
@@ -525,7 +527,7 @@ class LocalBackend(KnownStages):
             prepared=self._threads_prepared,
             holders=self._holders,
             blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
-            layers=replica.part.layers if replica.part is not None else None,
+            layers=replica.part.span if replica.part is not None else None,
             device=replica.device,
             batch_max=servable.batch_max.get(spec.slot.hardware, 0),
             operators=servable.operators,
@@ -667,7 +669,7 @@ class LocalBackend(KnownStages):
         if replica.told is not None and not replica.is_stopping:
             self._start_again(replica, replica.told)
         elif replica.pipeline is not None and replica.part is not None:
-            replica.pipeline.lose(replica.part.place)
+            replica.pipeline.lose(replica.place)
         if not replica.is_busy:
             self._reap(replica, checks=0)
 
@@ -732,7 +734,7 @@ class LocalBackend(KnownStages):
                 case FrameKind.FAILED:
                     self._on_failed(replica, frame)
                 case FrameKind.PASS | FrameKind.COMPLETED if replica.part is not None:
-                    self._on_part(replica, replica.part, frame)
+                    self._on_part(replica, frame)
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
                 case FrameKind.READY | FrameKind.STEP if replica.beside is not None:
@@ -785,16 +787,16 @@ class LocalBackend(KnownStages):
             return
         self._report(WorkerReady(replica.id))
         if replica.pipeline is not None and replica.part is not None:
-            replica.pipeline.on_part_ready(replica.part.place)
+            replica.pipeline.on_part_ready(replica.place)
 
     def _answered(self, replica: _Replica, frame: Frame) -> tuple[_Replica | None, BatchId, int]:
         """Whose batch this frame answers, the batch, and how long it took in ns. In a pipeline, one worker answers the
         batches of all; None if nobody waits for it any more."""
-        pipeline, part = replica.pipeline, replica.part
-        if pipeline is None or part is None or not pipeline.computes(part.place, frame.subject):
+        pipeline, place = replica.pipeline, replica.place
+        if pipeline is None or replica.part is None or not pipeline.computes(place, frame.subject):
             return replica, self._expect(replica, frame), frame.value
         is_done = frame.kind is FrameKind.DONE
-        passed = pipeline.answered(part.place, frame.subject, frame.value, is_done=is_done)
+        passed = pipeline.answered(place, frame.subject, frame.value, is_done=is_done)
         owner = self._replicas.get(passed.replica) if passed is not None else None
         if passed is None or owner is None:
             return None, BatchId(frame.subject), frame.value
@@ -851,22 +853,23 @@ class LocalBackend(KnownStages):
 
     # Pipelines
 
-    def _join(self, replica: _Replica, spec: ReplicaSpec, part: Part) -> None:
+    def _join(self, replica: _Replica, order: StartWorker) -> None:
         """Start a replica as a part of a model. MachineError if the model has no such parts."""
-        check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
+        spec = order.spec
+        check_part(order, len(self.blocks_of(spec).blocks))
         if replica.device is not None:
             what = f"a part of {spec.variant!r} cannot start on device {spec.device!r}: parts run on CPU cores only"
             raise MachineError(what, help="write `partition: false` in `provision`")
-        replica.part = part
+        replica.part, replica.place = spec.shape[order.place], order.place
         if self.on_passed is None:
-            replica.pipeline = joined(self._pipelines, replica.id, part, self)
+            replica.pipeline = joined(self._pipelines, order, self)
 
-    def _on_part(self, replica: _Replica, part: Part, frame: Frame) -> None:
+    def _on_part(self, replica: _Replica, frame: Frame) -> None:
         """A worker passes on a batch, or has loaded the other layers."""
         pipeline, hold = replica.pipeline, partial(self._hold, replica)
         if frame.kind is FrameKind.COMPLETED:
             if pipeline is not None:
-                pipeline.on_completed(part.place)
+                pipeline.on_completed(replica.place)
             elif not replica.completes:
                 raise ProtocolError("a worker has completed a model that it was not told to complete")
             replica.completes = False
@@ -876,7 +879,7 @@ class LocalBackend(KnownStages):
             return
         passed: PassedBatch = _decoded(self._passed, frame)
         if pipeline is not None:
-            pipeline.passed_on(part.place, frame.subject, frame.value, passed, hold)
+            pipeline.passed_on(replica.place, frame.subject, frame.value, passed, hold)
             return
         batch = self._expect(replica, frame)
         for block in passed.tensors:
@@ -953,14 +956,14 @@ class LocalBackend(KnownStages):
             else:
                 self._report(WorkerLost(order.worker, str(error)))
 
-    def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
+    def _cut_of(self, spec: ReplicaSpec, shadow: Worker) -> CutModel:
         """The model in blocks, some of which the shadow holds. MachineError if it has no such blocks."""
         cut = self.blocks_of(spec)
         if spec.slot.hardware not in cut.layers:
             what = f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}"
             raise MachineError(what, help="measure them there: `sloop profile MODEL --layers`")
-        if not shadow.blocks or not 0 <= min(shadow.blocks) <= max(shadow.blocks) < len(cut.blocks):
-            raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.blocks}")
+        if not shadow.layers or not 0 <= min(shadow.layers) <= max(shadow.layers) < len(cut.blocks):
+            raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.layers}")
         return cut
 
     def _set_up_shadow(self, shadow: _Replica, beside: _Beside, body: int) -> None:
@@ -968,7 +971,7 @@ class LocalBackend(KnownStages):
         assert shadow.link is not None
         assert beside.body.spec is not None
         shadow.cores = beside.wanted.cores
-        blocks = {place: beside.cut.blocks[place] for place in beside.wanted.blocks}
+        blocks = {place: beside.cut.blocks[place] for place in beside.wanted.layers}
         setup = ShadowSetup(beside.body.spec.stage, blocks, body, Grant(shadow.cores).threads)
         self._actuator.confine(shadow.process.pid, max(shadow.cores, START_CORES_MIN))
         shadow.link.send(FrameKind.SHADOW, payload=[encode(setup)])
@@ -1002,7 +1005,7 @@ class LocalBackend(KnownStages):
             layers, wanted = beside.cut.layers[body.spec.slot.hardware], beside.wanted
             rows, shadow_ms = shared_rows(layers, body.cores, wanted, beside.cut.batch_max)
             patience_ms = tuple(max(PATIENCE * each_ms, each_ms + PATIENCE_MS_MIN) for each_ms in shadow_ms)
-            payload = [encode(PairSetup(beside.address[0], shadow.process.pid, wanted.blocks, rows, patience_ms))]
+            payload = [encode(PairSetup(beside.address[0], shadow.process.pid, wanted.layers, rows, patience_ms))]
         body.link.send(FrameKind.PAIR, shadow.id, payload=payload)
 
     def _on_pair(self, body: _Replica, frame: Frame) -> None:

@@ -15,12 +15,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from sloop.actions import StartWorker
 from sloop.errors import MachineError
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address
 from sloop.text import listed
-from sloop.vocabulary import BatchId, Part, PipelineId, ReplicaId
+from sloop.vocabulary import BatchId, ReplicaId, WorkerId
 
 
 class PassingBatch(Struct):
@@ -64,8 +65,9 @@ class PipelineOrders(Protocol):
 class ProcessPipeline:
     """Workers that hold the parts of one model, and the batches that pass them."""
 
-    def __init__(self, part: Part, orders: PipelineOrders) -> None:
-        self.bounds = part.bounds
+    def __init__(self, places: int, orders: PipelineOrders) -> None:
+        self.places = places
+        """How many parts it has."""
         self._orders = orders
         self.members: dict[int, ReplicaId] = {}
         """By place."""
@@ -79,11 +81,6 @@ class ProcessPipeline:
         self._at: dict[int, PassingBatch] = {}
         """By place, the batch that its worker computes."""
         self._waiting: dict[int, deque[PassingBatch]] = {place: deque() for place in range(self.places)}
-
-    @property
-    def places(self) -> int:
-        """How many parts it has."""
-        return len(self.bounds) - 1
 
     @property
     def takes_batches(self) -> bool:
@@ -226,24 +223,24 @@ class ProcessPipeline:
         batch.blocks = ()
 
 
-def joined(
-    pipelines: dict[PipelineId, ProcessPipeline], replica: ReplicaId, part: Part, orders: PipelineOrders
-) -> ProcessPipeline:
+def joined(pipelines: dict[WorkerId, ProcessPipeline], order: StartWorker, orders: PipelineOrders) -> ProcessPipeline:
     """The pipeline in which a replica starts as a part. `pipelines` holds the pipelines for which orders of further
     parts are expected."""
-    pipeline = pipelines.setdefault(part.pipeline, ProcessPipeline(part, orders))
-    pipeline.members[part.place] = replica
+    assert order.pipeline is not None, f"worker {order.worker} is no part of a pipeline"
+    pipeline = pipelines.setdefault(order.pipeline, ProcessPipeline(len(order.spec.shape), orders))
+    pipeline.members[order.place] = order.worker
     if len(pipeline.members) == pipeline.places:
-        del pipelines[part.pipeline]
+        del pipelines[order.pipeline]
     return pipeline
 
 
-def check_part(part: Part, blocks: int, variant: str) -> None:
+def check_part(order: StartWorker, blocks: int) -> None:
     """MachineError if the parts of a pipeline do not have all blocks of the model: they could serve neither together
     nor alone."""
-    bounds = part.bounds
-    ascends = list(bounds) == sorted(set(bounds)) and len(bounds) > 2
-    if not ascends or (bounds[0], bounds[-1]) != (0, blocks) or not 0 <= part.place < len(bounds) - 1:
-        cuts = listed([str(bound) for bound in bounds])
-        what = f"part {part.place} of {variant!r} cannot serve in a pipeline with the bounds {cuts}"
-        raise MachineError(what, help=f"at least two parts must have all {blocks} blocks together, from 0 to {blocks}")
+    shape = order.spec.shape
+    held = [layer for part in shape for layer in part.layers]
+    is_whole = held == list(range(blocks)) and all(part.layers for part in shape)
+    if not is_whole or len(shape) < 2 or not 0 <= order.place < len(shape):
+        counts = listed([str(len(part.layers)) for part in shape])
+        what = f"part {order.place} of {order.spec.variant!r} cannot serve in a pipeline of parts with {counts} blocks"
+        raise MachineError(what, help=f"at least two parts must have all {blocks} blocks together, in order")

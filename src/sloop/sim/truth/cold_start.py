@@ -36,7 +36,7 @@ from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
 from sloop.units import s
-from sloop.vocabulary import LayerSet, ReplicaSpec, Shadow, Slot
+from sloop.vocabulary import LayerSet, ReplicaSpec, Slot, Worker
 
 FETCHING, SPAWNING, LOADING, SENDING, WARMING = "fetching", "spawning", "loading", "sending", "warming"
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
@@ -72,7 +72,7 @@ class ColdStartSampler:
         self._random = stream(seed, "cold_start")
         self._of_shadows = stream(seed, "shadow_start")
 
-    def shadow_ns(self, spec: ReplicaSpec, shadow: Shadow) -> int:
+    def shadow_ns(self, spec: ReplicaSpec, shadow: Worker) -> int:
         """How long a running worker takes to load the blocks of a shadow."""
         load_ms = shadow_load_ms(self._layers[spec.stage, spec.variant, spec.slot.hardware], shadow)
         return _varied_ns(load_ms / MS_PER_S, self._jitter, self._of_shadows)

@@ -52,7 +52,7 @@ from sloop.profile.profile import FLOOR_MS, Profile, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
-from sloop.vocabulary import Shadow, Slot
+from sloop.vocabulary import Slot, Worker
 
 RATIO: Final = 1.05
 CV: Final = 0.03
@@ -104,7 +104,7 @@ class ServiceSampler:
         self._as_measured = shape == "normal" and cv is None and ratio is None
         self._quota_ms = quota_ms
         self._speeds: dict[tuple[str, str, Slot], Speed] = {}
-        self._pair_speeds: dict[tuple[str, str, Slot, Shadow], Speed] = {}
+        self._pair_speeds: dict[tuple[str, str, Slot, Worker], Speed] = {}
         self._lines: dict[tuple[str, str, Slot, tuple[int, ...]], list[list[float]]] = {}
 
     def line_ns(
@@ -126,7 +126,7 @@ class ServiceSampler:
             self._lines[stage, variant, slot, bounds] = known
         return known
 
-    def pair_speed(self, stage: str, variant: str, slot: Slot, shadow: Shadow) -> Speed:
+    def pair_speed(self, stage: str, variant: str, slot: Slot, shadow: Worker) -> Speed:
         """The true speed of a body on `slot` with a shadow; returns the same object for the same arguments."""
         key = stage, variant, slot, shadow
         known = self._pair_speeds.get(key)

@@ -155,7 +155,7 @@ class StagePrediction:
         """The belief about the replicas of a group. A capped share of an accelerator slows them down. Replicas that
         share the cores of a node are taken to be as many on one node as fit there, and all busy."""
         slot = group.spec.slot
-        belief = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
+        belief = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.shape)
         if not belief.shares(slot):
             return belief
         if slot.accelerator:

@@ -260,7 +260,7 @@ class Provisions:
         if order.replica is None or shadow is None:
             self._bodies[order.worker] = now_ns, order.spec.cores
             return
-        size = sum(self._blocks_bytes[block] for block in shadow.blocks)
+        size = sum(self._blocks_bytes[block] for block in shadow.layers)
         self._shadows[order.replica] = now_ns, shadow.cores, size
         self._body_of[order.worker] = order.replica
         self.started.append(now_ns)

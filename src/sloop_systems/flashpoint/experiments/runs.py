@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from msgspec import structs
 
-from sloop.api import LINK_MBPS, NS_PER_S, STORE_MBPS, Node, Part, PipelineId, ReplicaId, Request, RequestId, s, to_s
+from sloop.api import LINK_MBPS, NS_PER_S, STORE_MBPS, Node, ReplicaId, Request, RequestId, s, to_s
 from sloop.api.experiments import (
     Application,
     ColdStartTruth,
@@ -290,9 +290,9 @@ class StartsAndLatencies:
         self._reserved: dict[ReplicaId, int] = {}
         self._starting: dict[ReplicaId, int] = {}
         self._cold_ns: list[int] = []
-        self._parts: dict[ReplicaId, Part] = {}
+        self._parts: dict[ReplicaId, StartWorker] = {}
         """Of the replicas that start as parts."""
-        self._with_part: dict[PipelineId, list[ReplicaId]] = {}
+        self._with_part: dict[ReplicaId, list[ReplicaId]] = {}
         """By pipeline, those that have their parts and wait for the others."""
         self._scale_ups: dict[int, int] = {}
         """By the instant of a decision, the most parts of one model in it."""
@@ -310,10 +310,10 @@ class StartsAndLatencies:
             self._reserved[record.worker] = now_ns
             if now_ns > FIRST_NS:
                 self._starting[record.worker] = now_ns
-                parts = len(record.part.bounds) - 1 if record.part is not None else 1
+                parts = max(1, len(record.spec.shape))
                 self._scale_ups[now_ns] = max(parts, self._scale_ups.get(now_ns, 1))
-                if record.part is not None:
-                    self._parts[record.worker] = record.part
+                if record.pipeline is not None:
+                    self._parts[record.worker] = record
         elif isinstance(record, WorkerReady):
             self._ready(now_ns, record.worker)
         elif isinstance(record, WorkerStopped | WorkerLost):
@@ -325,10 +325,10 @@ class StartsAndLatencies:
     def _ready(self, now_ns: int, replica: ReplicaId) -> None:
         """A replica is ready, or has its part: a pipeline is ready when all have theirs, and counts once for each."""
         part, ready = self._parts.pop(replica, None), [replica]
-        if part is not None:
+        if part is not None and part.pipeline is not None:
             ready = self._with_part.setdefault(part.pipeline, [])
             ready.append(replica)
-            if len(ready) < len(part.bounds) - 1:
+            if len(ready) < len(part.spec.shape):
                 return
         for each in ready:
             if each in self._starting:
