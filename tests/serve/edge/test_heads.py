@@ -37,7 +37,7 @@ def test_heads_are_found_among_other_frames_however_they_are_cut(size: int) -> N
     sent += frame(HEADERS, 0x28, 3, padded) + frame(CONTINUATION, END_HEADERS, 3, block[1000:])
     sent += frame(DATA, 1, 3, frame(HEADERS, END_HEADERS, 1, b"\xbe" * 1000))
     heads = Heads()
-    costs = [heads.follow(sent[at : at + size]) for at in range(0, len(sent), size)]
+    costs = [heads.follow(sent[at : at + size], 1000) for at in range(0, len(sent), size)]
     assert sum(costs) == 10 + 1 + 2, "the settings, a head, and one in two parts"
     for bad in (
         frame(HEADERS, END_HEADERS, 5, KEPT + b"\xbe" * FIELDS_MAX),
@@ -47,7 +47,7 @@ def test_heads_are_found_among_other_frames_however_they_are_cut(size: int) -> N
         frame(6, 0, 0, bytes(8)) * 1001,
     ):
         with pytest.raises(TooMuch):
-            Heads().follow(PREFACE + bad)
+            Heads().follow(PREFACE + bad, 1000)
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
@@ -56,6 +56,6 @@ def test_what_is_broken_is_left_to_grpcio(data: bytes, size: int) -> None:
     heads = Heads()
     for at in range(0, len(data), size):
         try:
-            heads.follow(data[at : at + size])
+            heads.follow(data[at : at + size], 1000)
         except TooMuch:
             return

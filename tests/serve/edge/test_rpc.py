@@ -371,7 +371,7 @@ def test_reflection_describes_the_services_to_who_has_the_key(loop_thread: LoopT
 def test_who_comes_by_the_unix_socket_without_the_relay_is_refused(loop_thread: LoopThread) -> None:
     rpc = rpc_server(make_service(Gateway(FakeDriver())))
     loop_thread.serve(rpc)
-    with grpc.insecure_channel(f"unix:{FOLDERS[-1].name}/{SOCKET}") as channel:
+    with grpc.insecure_channel(f"unix:{FOLDERS[-1].name}/{SOCKET.format(0)}") as channel:
         live = channel.unary_unary(f"/{SERVICE}/ServerLive", bytes, bytes).future(b"", timeout=10)
         assert (live.code(), live.details()) == (grpc.StatusCode.UNAVAILABLE, "the connection has gone")
     loop_thread.call(rpc.close(0.5))

@@ -20,12 +20,10 @@ BLOCK_BYTES_MAX: Final = 32 * 1024
 """Of a head as it is sent: twice what grpcio allows, which counts more than these bytes."""
 FIELDS_MAX: Final = 128
 SETTINGS_COST: Final = 10
-COST_MAX: Final = 1000
-"""Of the frames that come at once."""
 
 
 class TooMuch(Exception):
-    """A head has more than it may, or too many frames have come."""
+    """A head has more than it may (`head`), or the frames cost too much (`frame`)."""
 
 
 class Heads:
@@ -41,8 +39,9 @@ class Heads:
         self._block = b""
         """What has come of a head."""
 
-    def follow(self, data: bytes) -> int:
-        """More has come. Returns what it costs: 1 for each frame but data, more for settings. Raises `TooMuch`."""
+    def follow(self, data: bytes, most: int) -> int:
+        """More has come. Returns what it costs: 1 for each frame but data, more for settings. Raises `TooMuch`, also if
+        that is more than `most`."""
         data = self._rest + data if self._rest else data
         at, end, cost = 0, len(data), 0
         while True:
@@ -53,20 +52,23 @@ class Heads:
             size, kind = int.from_bytes(data[at : at + 3], "big"), data[at + 3]
             if kind not in (HEADERS, CONTINUATION):
                 at, self._skipped = at + FRAME_HEAD_BYTES, size
-                if kind != DATA:
-                    cost += SETTINGS_COST if kind == SETTINGS else 1
-                    if cost > COST_MAX:
-                        raise TooMuch
+                cost = self._paid(cost + (SETTINGS_COST if kind == SETTINGS else kind != DATA), most)
                 continue
             if size > FRAME_BYTES_MAX:
-                raise TooMuch
+                raise TooMuch("head")
             after = at + FRAME_HEAD_BYTES + size
             if after > end:
                 break
-            cost += 1
+            cost = self._paid(cost + 1, most)
             self._take(kind, data[at + 4], data[at + FRAME_HEAD_BYTES : after])
             at = after
         self._rest = data[at:]
+        return cost
+
+    @staticmethod
+    def _paid(cost: int, most: int) -> int:
+        if cost > most:
+            raise TooMuch("frame")
         return cost
 
     def _take(self, kind: int, flags: int, payload: bytes) -> None:
@@ -77,7 +79,7 @@ class Heads:
         else:
             self._block += payload
         if len(self._block) > BLOCK_BYTES_MAX:
-            raise TooMuch
+            raise TooMuch("head")
         if flags & END_HEADERS:
             block, self._block = self._block, b""
             check_fields(block)
@@ -101,7 +103,7 @@ def check_fields(block: bytes) -> None:
                     at += size
             fields += 1
             if fields > FIELDS_MAX:
-                raise TooMuch
+                raise TooMuch("head")
     except IndexError:
         return  # it is broken, which grpcio will find
 

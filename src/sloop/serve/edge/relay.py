@@ -16,15 +16,17 @@ import logging
 import socket
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
 from sloop.serve.edge.heads import Heads, TooMuch
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
-STRANGER_BYTES: Final = 2 * 1024
+STRANGER_BYTES: Final = 4 * 1024
 """What a stranger may send at once: the head of a call. The rest waits until that was looked at."""
-STRANGER_BYTES_PER_S: Final = 32 * 1024
+STRANGER_BYTES_PER_S: Final = 4 * 1024
 LARGE_BYTES: Final = 256 * 1024
 ARRIVING_MAX: Final = 10
 """What has come since the last whole message, and calls without their message: above either, a connection waits while
@@ -55,7 +57,7 @@ CREDIT_PER_S: Final = 200
 CREDIT_PER_ANSWER: Final = 20
 BYTES_PER_CREDIT: Final = 4 * 1024
 """Of an answer, for which the client sends frames to say that it has read it."""
-COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 50}
+COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 50, "call without a key": 5}
 """What is paid: a new connection survives 4 wrong keys, an old one 100 rapid resets."""
 REFUSED_BYTES_PER_CREDIT: Final = 16 * 1024
 REFUSED_COST_MAX: Final = 100
@@ -123,28 +125,21 @@ class RelayedConnection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         self.incoming_bytes += len(data)
-        try:
-            cost = self._heads.follow(data)
-        except TooMuch:
-            self.relay.closed["head"] += 1
-            self.abort()
-            return
-        if cost:
-            self._pay(cost, "frame")
-        if self._inner is not None and not self.is_stranger:
-            self._inner.write(data)
+        if self._inner is not None and not self.is_stranger and not self._early:
+            self._forward(data)
             is_costly = self.incoming_bytes > LARGE_BYTES or self.arriving > ARRIVING_MAX
             if is_costly and self.relay.is_behind and not self._is_held:
                 self._hold(MEASURE_S)
             return
-        if not self._early and self._inner is None:
+        if self._inner is None and not self._early:
             self.relay.open(self)
+            self.hold(is_full=True)
         self._early += data
         self._pass_on()
 
     def _pass_on(self) -> None:
         """Pass on what has come, of a stranger as much as it may send now."""
-        if self._inner is None or self._inner.is_closing():
+        if self._inner is None or not self._early:
             return
         size = len(self._early)
         if self.is_stranger:
@@ -153,10 +148,24 @@ class RelayedConnection(ServerConnection):
             self._bytes, self._bytes_at_s = min(STRANGER_BYTES, refilled), now_s
             size = min(size, int(self._bytes))
             self._bytes -= size
-        self._inner.write(self._early[:size])
-        self._early = self._early[size:]
+        data, self._early = self._early[:size], self._early[size:]
+        self._forward(data)
         if self._early and not self._is_held:
             self._hold(min(len(self._early), STRANGER_BYTES) / STRANGER_BYTES_PER_S)
+
+    def _forward(self, data: bytes) -> None:
+        """Pass this on, and let the client pay for it."""
+        self._pay(0, "frame")  # time has refilled the credit
+        try:
+            cost = self._heads.follow(data, int(self._credit))
+        except TooMuch as error:
+            self.relay.closed[str(error)] += 1
+            self.abort()
+            return
+        if cost:
+            self._pay(cost, "frame")
+        if self._inner is not None and not self._inner.is_closing():
+            self._inner.write(data)
 
     def _hold(self, seconds: float) -> None:
         """Read no more for so long."""
@@ -185,6 +194,7 @@ class RelayedConnection(ServerConnection):
             inner.abort()
         else:
             self._pass_on()
+            self.hold(is_full=False)
 
     def hold(self, *, is_full: bool) -> None:
         """Read no more, or go on: grpcio's server reads more slowly, or has caught up."""
@@ -216,7 +226,7 @@ class RelayedConnection(ServerConnection):
         super().note_authorised()
         self._wait_for(None)
         self.note_calls()
-        self._pass_on()
+        self._go_on()
 
     def note_calls(self) -> None:
         """The calls have changed: note whether the server waits for this client, and for what."""
@@ -258,7 +268,8 @@ class RelayedConnection(ServerConnection):
         self.sent_by_s = begin_s + size / SEND_RATE_BYTES
         self.unsent += 1
         self.is_answered = True
-        self._pay(-CREDIT_PER_ANSWER, "")
+        if not self.is_stranger:
+            self._pay(-CREDIT_PER_ANSWER, "")
 
     def note_sent(self, size: int) -> None:
         """So much has been passed on to the client."""
@@ -301,12 +312,13 @@ class _Inner(asyncio.Protocol):
 
 
 class Relay:
-    """The connections of a port for gRPC, passed on to the Unix socket at `path`. The bounds are as in `Listener`."""
+    """The connections of a port for gRPC, passed on to the Unix sockets at `paths` in turn. The bounds are as in
+    `Listener`."""
 
     def __init__(
-        self, path: Path, *, connections_max: int = 0, each_address_max: int = 0, tls: Tls | None = None
+        self, paths: Sequence[Path], *, connections_max: int = 0, each_address_max: int = 0, tls: Tls | None = None
     ) -> None:
-        self._path = path
+        self._paths = cycle(map(str, paths))
         self.idle: dict[ServerConnection, float] = {}
         """Connections without calls, by when they began to be."""
         self.due: dict[ServerConnection, float] = {}
@@ -371,7 +383,7 @@ class Relay:
         try:
             sock.setblocking(False)
             sock.bind(b"")  # the kernel chooses a name
-            sock.connect(str(self._path))
+            sock.connect(next(self._paths))
         except OSError:  # so many wait there that there is no room: as if the port were full
             sock.close()
             connection.abort()

@@ -108,7 +108,10 @@ PREFACE_S_MAX: Final = 10
 """How long a client may take for the first frames of its connection."""
 YOUNG_NS: Final = 10 * NS_PER_MS
 """Nobody who wants an answer gives it up so soon."""
-SOCKET: Final = "grpc.sock"
+SOCKET: Final = "grpc-{}.sock"
+SERVERS: Final = 16
+"""Of grpcio in this process. Each takes one new call at a time, through two threads: calls of a single one would wait
+for each other longer than for anything else."""
 OPTIONS: Final = (
     ("grpc.max_concurrent_streams", STREAMS_MAX),
     ("grpc.max_metadata_size", HEAD_BYTES_MAX),
@@ -221,13 +224,15 @@ class Rpc:
         self.unsent_bytes: Final = 0
         """Answers count as bodies until they are sent."""
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        self._path = Path(f"/proc/self/fd/{self._folder}/{SOCKET}")  # its own may be too long for a Unix socket
+        here = Path(f"/proc/self/fd/{self._folder}")  # the folder's own name may be too long for a Unix socket
+        self._paths = [here / SOCKET.format(number) for number in range(SERVERS)]
         bounds = {"connections_max": connections_max, "each_address_max": each_address_max}
-        self.relay = Relay(self._path, **bounds, tls=tls)
-        self._server: Any = None  # grpcio's, untyped
+        self.relay = Relay(self._paths, **bounds, tls=tls)
+        self._servers: list[Any] = []
+        """Grpcio's, untyped: one for each path."""
         self._inflating = asyncio.Lock()
-        self._paths = {f"/{SERVICE}/{method}" for method in METHODS} | {f"/{HEALTH}/Check"}
-        self._paths |= {f"/{name}/ServerReflectionInfo" for name in REFLECTIONS}
+        self._methods = {f"/{SERVICE}/{method}" for method in METHODS} | {f"/{HEALTH}/Check"}
+        self._methods |= {f"/{name}/ServerReflectionInfo" for name in REFLECTIONS}
 
     @property
     def listener(self) -> Listener:
@@ -241,11 +246,13 @@ class Rpc:
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns. Call it in the running event loop."""
-        self._path.unlink(missing_ok=True)
-        self._server = self._served()
-        self._server.add_insecure_port(f"unix:{self._path}")
-        self._path.chmod(0o600)
-        await self._server.start()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+            server = self._served()
+            self._servers.append(server)
+            server.add_insecure_port(f"unix:{path}")
+            path.chmod(0o600)
+            await server.start()
         self.relay.start(sock)
 
     def _served(self) -> Any:  # noqa: ANN401
@@ -269,9 +276,10 @@ class Rpc:
         """Stop listening, wait at most `within_s` for open calls, then cancel them."""
         if self._folder >= 0:
             self.listener.stop()
-            await self._server.stop(within_s)
+            await asyncio.gather(*(server.stop(within_s) for server in self._servers))
             await self.relay.close(within_s)
-            self._path.unlink(missing_ok=True)
+            for path in self._paths:
+                path.unlink(missing_ok=True)
             os.close(self._folder)
             self._folder = -1
 
@@ -281,7 +289,7 @@ class Rpc:
         """Raise a `Refusal` for a call that may not be made."""
         if self.service.keys.is_required and path not in KEYLESS:
             self.service.authorise(metadata.get("authorization"), metadata.get("x-api-key"), as_admin=path in CHANGES)
-        if path not in self._paths:
+        if path not in self._methods:
             what = f"unknown method {quoted(path)}"
             raise Refusal(HTTPStatus.NOT_IMPLEMENTED, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
         if self.open_calls >= self.requests_max:
@@ -338,6 +346,8 @@ class Rpc:
         connection.arriving += 1
         if connection.is_stranger and not (self.service.keys.is_required and call.path in KEYLESS):
             connection.note_authorised()
+        elif connection.is_stranger:
+            connection.charge("call without a key")
         connection.note_calls()
         call.context.add_done_callback(partial(self._end, call, connection))
 
