@@ -37,8 +37,9 @@ def test_heads_are_found_among_other_frames_however_they_are_cut(size: int) -> N
     sent += frame(HEADERS, 0x28, 3, padded) + frame(CONTINUATION, END_HEADERS, 3, block[1000:])
     sent += frame(DATA, 1, 3, frame(HEADERS, END_HEADERS, 1, b"\xbe" * 1000))
     heads = Heads()
-    costs = [heads.follow(sent[at : at + size], 1000) for at in range(0, len(sent), size)]
-    assert sum(costs) == 10 + 1 + 2, "the settings, a head, and one in two parts"
+    found = [heads.follow(sent[at : at + size], 1000) for at in range(0, len(sent), size)]
+    assert b"".join(part for part, _ in found) == sent
+    assert sum(cost for _, cost in found) == 10 + 1 + 2, "the settings, a head, and one in two parts"
     for bad in (
         frame(HEADERS, END_HEADERS, 5, KEPT + b"\xbe" * FIELDS_MAX),
         frame(HEADERS, 0, 5, KEPT) + frame(CONTINUATION, END_HEADERS, 5, b"\xbe" * FIELDS_MAX),
@@ -48,6 +49,7 @@ def test_heads_are_found_among_other_frames_however_they_are_cut(size: int) -> N
     ):
         with pytest.raises(TooMuch):
             Heads().follow(PREFACE + bad, 1000)
+    assert Heads().follow(PREFACE + frame(HEADERS, END_HEADERS, 5, block)[:-1], 1000)[0] == PREFACE
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))

@@ -35,13 +35,13 @@ class Heads:
         self._skipped = PREFACE_BYTES
         """Bytes that are not looked at: of the preface, or of a frame that is no part of a head."""
         self._rest = b""
-        """What has come of a frame that is looked at."""
+        """What has come of a frame that is looked at. Grpcio would unpack a part of a head at once."""
         self._block = b""
         """What has come of a head."""
 
-    def follow(self, data: bytes, most: int) -> int:
-        """More has come. Returns what it costs: 1 for each frame but data, more for settings. Raises `TooMuch`, also if
-        that is more than `most`."""
+    def follow(self, data: bytes, most: int) -> tuple[bytes, int]:
+        """More has come. Returns what may be passed on (a frame with a part of a head only as a whole) and what it
+        costs: 1 for each frame but data, more for settings. Raises `TooMuch`, also if that is more than `most`."""
         data = self._rest + data if self._rest else data
         at, end, cost = 0, len(data), 0
         while True:
@@ -63,7 +63,7 @@ class Heads:
             self._take(kind, data[at + 4], data[at + FRAME_HEAD_BYTES : after])
             at = after
         self._rest = data[at:]
-        return cost
+        return data[:at], cost
 
     @staticmethod
     def _paid(cost: int, most: int) -> int:

@@ -157,7 +157,7 @@ class RelayedConnection(ServerConnection):
         """Pass this on, and let the client pay for it."""
         self._pay(0, "frame")  # time has refilled the credit
         try:
-            cost = self._heads.follow(data, int(self._credit))
+            data, cost = self._heads.follow(data, int(self._credit))
         except TooMuch as error:
             self.relay.closed[str(error)] += 1
             self.abort()
