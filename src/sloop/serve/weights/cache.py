@@ -5,13 +5,12 @@ depend on the driver or on workers.
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -208,15 +207,6 @@ class WeightsCache:
                 self._unwanted.discard(folder)
                 match = ENTRY_NAME.fullmatch(folder.name)
                 self._delete(match["key"] if match else "", partial(self.models.evict, folder))
-
-    @contextlib.contextmanager
-    def pinned(self, path: Path) -> Iterator[None]:
-        """Keep the model of a fetched file while the block runs. InputError if it was deleted."""
-        self.acquire(path)
-        try:
-            yield
-        finally:
-            self.release(path)
 
     async def close(self) -> None:
         """Stop all transfers, whose callers are cancelled, and release all models."""
