@@ -399,6 +399,7 @@ def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
 
 SERVER = """
 import asyncio, sys, time
+from sloop.actions import StartWorker
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.serve import processes
@@ -419,7 +420,7 @@ async def main():
     wirings = {"stage": StageWiring("stage", Assembly((), ()))}
     backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, wirings, actuator)
     backend.attach(Ear())
-    backend.start(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1)))
+    backend.start(StartWorker(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1))))
     await asyncio.sleep(60)
 
 asyncio.run(main())
