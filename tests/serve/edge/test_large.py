@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import weakref
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from math import prod
@@ -371,6 +372,51 @@ def test_a_client_that_leaves_changes_nothing_for_others() -> None:
         tasks[1].cancel()
         found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each).__name__ for each in found] == ["ParsedRequest", "CancelledError", "ParsedRequest"]
+        large.close()
+
+    asyncio.run(main())
+
+
+class Body(bytearray):
+    """A body of which one can see whether it is still kept."""
+
+
+def test_bodies_of_clients_that_have_left_are_neither_kept_nor_read() -> None:
+    async def main() -> None:
+        large, model = LargeJson(), model_of(ANY)
+        await large.read(SMALL, None, model)
+        os.kill(large.pid, signal.SIGSTOP)
+        bodies = [Body(SMALL + b" " * 2**23) for _ in range(4)]
+        kept = [weakref.ref(body) for body in bodies]
+        tasks = [asyncio.create_task(large.read(body, None, model)) for body in bodies]
+        del bodies
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks, task
+        await asyncio.sleep(0.01)
+        assert [ref() is not None for ref in kept] == [True, False, False, False], "the process is sent the first"
+        os.kill(large.pid, signal.SIGCONT)
+        assert (await large.read(SMALL, None, model)).parameters == {}
+        assert kept[0]() is None
+        large.close()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        large, model = LargeJson(), model_of(ANY)
+        await large.read(SMALL, None, model)
+        first = large.pid
+        os.kill(first, signal.SIGSTOP)
+        with monkeypatch.context() as patched:
+            patched.setattr("sloop.serve.edge.large.WORK_S_MAX", 0.05)
+            with pytest.raises(Refusal, match=r"it took more than 0\.05 s"):
+                await large.read(SMALL, None, model)
+        assert (await large.read(SMALL, None, model)).parameters == {}
+        assert large.pid != first
         large.close()
 
     asyncio.run(main())

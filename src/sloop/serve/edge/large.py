@@ -1,9 +1,10 @@
-"""Large JSON is read and written in a process of its own, one request after the other.
+"""Large JSON is read and written in a process of its own, one request after the other. Those that wait for it stay in
+the edge, so that nothing is kept or done for a client that has left meanwhile.
 
 Each is decoded at once, which takes some 10 ms a megabyte; in the edge, all other requests would wait for that. The
 process is forked from the edge when it is first needed, so that it starts in milliseconds and shares the edge's memory
-(copy on write). It ends with the edge. If it dies, the requests that it had are refused, and the next one forks it
-again. Where the JSON beside binary tensors is short and no tensor is text, the edge reads a large body itself: that
+(copy on write). It ends with the edge. If it dies or hangs, the request that it had is refused, and the next one forks
+it again. Where the JSON beside binary tensors is short and no tensor is text, the edge reads a large body itself: that
 takes no time that depends on its size.
 """
 
@@ -13,10 +14,10 @@ import signal
 import socket
 import traceback
 import warnings
-from asyncio import Future
+from asyncio import Future, TimerHandle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
@@ -40,6 +41,8 @@ CLASSIFIED_BYTES_MAX: Final = 4 * 1024
 LISTS_MAX: Final = 1024
 """So many empty lists are written in the edge."""
 VALIDATORS_MAX: Final = 256
+WORK_S_MAX: Final = 60.0
+"""How long the process may take for a request, which has at most some seconds of work for it."""
 
 
 class Read(Struct, frozen=True, tag=True):
@@ -93,8 +96,10 @@ class LargeJson:
     def __init__(self) -> None:
         self._link: ProcessLink | None = None
         self._pid = 0
-        self._asking: dict[int, Future[Frame]] = {}
-        self._last = 0
+        self._turn = asyncio.Lock()
+        """Held from when the process gets work until it answers, even if nobody waits for that any more."""
+        self._answer: Future[Frame] | None = None
+        """Of the work that the process has."""
         self._is_closed = False
 
     @property
@@ -150,25 +155,37 @@ class LargeJson:
         return body, _JSON_BYTES.decode(head)
 
     async def _ask(self, work: Read | Write, follows: Sequence[Buffer]) -> tuple[memoryview, memoryview]:
-        """Let the process do this work. The head of the result, and what follows it."""
-        if self._is_closed:
-            raise ended("the server stops")
-        if self._link is None:
-            self._start()
-        assert self._link is not None
-        self._last = number = self._last + 1
-        self._asking[number] = answer = asyncio.get_running_loop().create_future()
-        self._link.send(FrameKind.LARGE, number, payload=_with_head(_ENCODE(work), follows))
+        """Let the process do this work when it is its turn. The head of the result, and what follows it."""
+        await self._turn.acquire()
+        loop = asyncio.get_running_loop()
+        self._answer = answer = loop.create_future()
+        timer = loop.call_later(WORK_S_MAX, self._end, f"it took more than {WORK_S_MAX:g} s")
+        answer.add_done_callback(partial(self._end_turn, timer))
         try:
-            frame = await answer
-        finally:
-            self._asking.pop(number, None)
+            self._send(work, follows)
+        except Exception as error:
+            answer.set_exception(error)
+        await asyncio.wait((answer,))  # which it outlives if this task is cancelled
+        frame = answer.result()
         head, rest = _split_head(frame.payload)
         if frame.value == REFUSED:
             raise Refusal.of(_REFUSAL.decode(head))
         if frame.value == BROKEN:
             raise RuntimeError(str(head, "utf-8"))
         return head, rest
+
+    def _send(self, work: Read | Write, follows: Sequence[Buffer]) -> None:
+        if self._is_closed:
+            raise ended("the server stops")
+        if self._link is None:
+            self._start()
+        assert self._link is not None
+        self._link.send(FrameKind.LARGE, payload=_with_head(_ENCODE(work), follows))
+
+    def _end_turn(self, timer: TimerHandle, answer: Future[Frame]) -> None:
+        timer.cancel()
+        answer.exception()  # nobody may wait for it any more
+        self._turn.release()
 
     def _start(self) -> None:
         ours, theirs = socket_pair()
@@ -182,9 +199,8 @@ class LargeJson:
         self._link = ProcessLink(asyncio.get_running_loop(), ours, self._on_frame, self._end)
 
     def _on_frame(self, frame: Frame) -> None:
-        answer = self._asking.get(frame.subject)  # none if its client has left
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(frame)
 
     def _end(self, why: str) -> None:
         assert self._link is not None
@@ -194,9 +210,8 @@ class LargeJson:
             os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        for answer in self._asking.values():
-            if not answer.done():
-                answer.set_exception(ended(why))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ended(why))
 
 
 def ended(why: str) -> Refusal:
@@ -240,7 +255,7 @@ def _live(sock: socket.socket, edge: int) -> NoReturn:
         channel = ProcessChannel(sock)
         while (frame := channel.receive()) is not None:
             value, head, follows = _done(frame.payload)
-            channel.send(FrameKind.LARGE, frame.subject, value, _with_head(head, follows))
+            channel.send(FrameKind.LARGE, value=value, payload=_with_head(head, follows))
     finally:
         os._exit(0)
 
