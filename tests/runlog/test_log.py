@@ -1,5 +1,6 @@
 """The log gives back what it was given, and says where a file is damaged."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -374,4 +375,16 @@ def test_the_release_that_reads_an_older_log_is_named(tmp_path: Path) -> None:
         "events-20250101T000000000Z-000003.jsonl and what is before it are logs of format 4, which sloop 0.0.9 reads"
     )
     (tmp_path / "events-20260101T000000000Z-000001.jsonl").write_bytes(runlog.header_line(HEADER))
+    assert runlog.older_log(tmp_path) == ""
+
+
+@pytest.mark.parametrize("damage", ["cut off", "no gzip", "broken", "empty", "gone"])
+def test_a_damaged_log_does_not_keep_a_server_from_its_own(tmp_path: Path, damage: str) -> None:
+    whole = gzip.compress(b'{"sloop_log":4}\n')
+    content = {"cut off": whole[:20], "no gzip": b"no gzip", "broken": whole[:10] + b"\xff" * 9, "empty": b""}
+    last = tmp_path / "events-20250101T000000000Z-000003.jsonl.gz"
+    if damage == "gone":
+        last.symlink_to(tmp_path / "away")
+    else:
+        last.write_bytes(content[damage])
     assert runlog.older_log(tmp_path) == ""

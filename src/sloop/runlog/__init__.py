@@ -415,15 +415,15 @@ def _header_of(path: Path, line: bytes) -> Header:
 
 
 def older_log(folder: Path) -> str:
-    """Which release reads the last log in a folder, as text; empty if this one does, or if there is none."""
+    """Which release reads the last log in a folder, as text; empty if this one does, if there is none, or if it is
+    damaged or not for this user: a server begins a log of its own in any case."""
     last = max(segments_in(folder), default=None) if folder.is_dir() else None
     if last is None:
         return ""
-    with opened(last.path) as file:
-        line = file.readline()
     try:
-        first = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        with opened(last.path) as file:
+            first = msgspec.json.decode(file.readline())
+    except (InputError, OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError):
         return ""
     version = first.get("sloop_log") if isinstance(first, dict) else None
     if not isinstance(version, int) or version >= VERSION:
