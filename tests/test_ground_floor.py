@@ -218,6 +218,7 @@ def test_a_set_of_layers_says_what_is_in_it() -> None:
     assert LayerSet(0, 5).others.positions(5) == []
 
 
-def test_logs_name_the_other_layers_by_their_bounds_in_reverse() -> None:
-    assert msgspec.json.decode(b"[3,1]", type=LayerSet) == LayerSet(1, 3).others
-    assert msgspec.json.decode(b"[1,3]", type=LayerSet) == LayerSet(1, 3)
+def test_a_log_says_which_layers_are_meant() -> None:
+    for layers in (LayerSet(1, 3), LayerSet(1, 3).others):
+        assert msgspec.json.decode(msgspec.json.encode(layers), type=LayerSet) == layers
+    assert msgspec.json.encode(LayerSet(1, 3).others) == b"[1,3,true]"
