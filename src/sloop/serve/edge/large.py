@@ -9,6 +9,7 @@ takes no time that depends on its size.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -252,10 +253,13 @@ def _live(sock: socket.socket, edge: int) -> NoReturn:
         die_with(edge)
         close_all_but(sock.fileno())
         set_name(NAME)
+        gc.disable()  # a million lists would be looked through again and again, and none is garbage before the end
         channel = ProcessChannel(sock)
         while (frame := channel.receive()) is not None:
             value, head, follows = _done(frame.payload)
             channel.send(FrameKind.LARGE, value=value, payload=_with_head(head, follows))
+            del frame, head, follows
+            gc.collect()
     finally:
         os._exit(0)
 
