@@ -281,13 +281,13 @@ def pack_numbers(datatype: str, data: list[Any], field: str) -> bytes:
 
 def pack_strings(data: list[Any], field: str) -> bytes:
     """Convert strings and byte strings to raw bytes, each preceded by its length."""
-    for element in data:
-        if not isinstance(element, str | bytes):
-            raise bad(field, f"{quoted(element)} is not a string", "BYTES elements are strings")
     try:
         return join_strings(data)
     except UnicodeEncodeError as error:
         raise bad(field, f"half a surrogate pair in a string ({error.reason})", "send valid Unicode") from None
+    except TypeError:
+        wrong = next(element for element in data if not isinstance(element, str | bytes))
+        raise bad(field, f"{quoted(wrong)} is not a string", "BYTES elements are strings") from None
 
 
 def unpack(tensor: Tensor) -> list[Any]:
