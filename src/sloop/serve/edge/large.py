@@ -254,6 +254,7 @@ def _live(sock: socket.socket, edge: int) -> NoReturn:
         close_all_but(sock.fileno())
         set_name(NAME)
         gc.disable()  # a million lists would be looked through again and again, and none is garbage before the end
+        gc.freeze()  # what is the edge's need not be looked through after each request
         channel = ProcessChannel(sock)
         while (frame := channel.receive()) is not None:
             value, head, follows = _done(frame.payload)
