@@ -210,10 +210,11 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     state = json.loads(running.ask("GET", "/v2/sloop/state")[1])
     (application,) = state["applications"]
     assert [stage["name"] for stage in application["stages"]] == ["s0", "s1"]
-    (edge,) = state["edges"]
+    edge, of_grpc = state["edges"]
     assert (edge["name"], edge["ready"], edge["open"]) == ("edge 0", True, 0)
     assert edge["address"] == f"127.0.0.1:{running.server.http_port}"
     assert edge["since_s"] < state["now_s"]
+    assert of_grpc["grpc_address"] == f"127.0.0.1:{running.server.grpc_port}"
     decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])
     assert len(decisions["decisions"]) == 1
     assert decisions["decisions"][0]["why"]

@@ -1,5 +1,6 @@
 """An edge on free ports of loopback, before a fake driver."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ def loop_thread() -> Iterator[LoopThread]:
     thread = LoopThread()
     yield thread
     thread.close()
+    gc.collect()  # the clients of tritonclient must end in the thread that made them
 
 
 @pytest.fixture(scope="module")
