@@ -14,11 +14,9 @@ import gc
 import logging
 import os
 import queue
-import signal
 import subprocess
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -45,7 +43,7 @@ from sloop.runlog import (
 from sloop.runlog.fold import DeploymentState
 from sloop.serve.archive import NICE
 from sloop.serve.private import make_log_file, make_log_folder
-from sloop.serve.processes import close_all_but, die_with, kill, spawn
+from sloop.serve.processes import begin_forked, fork, kill, spawn
 from sloop.systems.snapshot import Snapshot, save
 from sloop.units import NS_PER_S
 from sloop.vocabulary import BatchId, Outcome, Request, RequestId
@@ -297,9 +295,7 @@ class Journal:
         reading, writing = os.pipe()
         server = os.getpid()
         try:
-            with warnings.catch_warnings():  # the child uses no lock that another thread may hold
-                warnings.simplefilter("ignore", DeprecationWarning)
-                child = os.fork()
+            child = fork()
         except OSError:
             os.close(reading)
             os.close(writing)
@@ -330,11 +326,7 @@ def _write_beginning(  # what a child knows of its parent
     ends with the server, and keeps none of its files: the next server can lock the state folder and listen."""
     why = ""
     try:
-        signal.set_wakeup_fd(-1)  # it is the server's
-        close_all_but(report)
-        die_with(server)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        begin_forked(server, report)
         gc.disable()
         os.nice(NICE)
         snapshot = save(observed.core, at_ns, fold=observed.fold, planner=planner)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -90,13 +91,34 @@ def begin(parent: int, fds: Sequence[int]) -> None:
     die_with(parent)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Service managers signal every process of a group; the server stops its children itself after it has drained, and
-    # tells them when files are to be read again.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
     for fd in fds:
         if fd >= 0:
             os.set_inheritable(fd, False)
+
+
+def fork() -> int:
+    """Fork this process. Returns the child's id, and 0 in the child, which calls `begin_forked` and never returns.
+    Raises `OSError`."""
+    with warnings.catch_warnings():  # the child uses no lock that another thread may hold
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def begin_forked(parent: int, kept: int) -> None:
+    """The first call of a forked child: it ends with its parent, ignores signals meant for the server, and keeps one
+    file descriptor only: what its parent has locked or listens to is not its own."""
+    signal.set_wakeup_fd(-1)  # it is the parent's
+    _close_all_but(kept)
+    die_with(parent)
+    _ignore_signals()
+
+
+def _ignore_signals() -> None:
+    """Service managers signal every process of a group; the server stops its children itself after it has drained, and
+    tells them when files are to be read again."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def set_name(name: str) -> None:
@@ -104,9 +126,9 @@ def set_name(name: str) -> None:
     _prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def close_all_but(kept: int) -> None:
-    """Close all file descriptors of this process but one; those of standard input, output and error lead to /dev/null.
-    For a child that was forked: what its parent has locked or listens to is not its own."""
+def _close_all_but(kept: int) -> None:
+    """Close all file descriptors of this process but one; those of standard input, output and error lead to
+    /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import traceback
-import warnings
 from asyncio import Future, TimerHandle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from sloop.serve.edge.intake import LARGE_BYTES
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import Model
 from sloop.serve.edge.triton import classified
-from sloop.serve.processes import close_all_but, die_with, set_name
+from sloop.serve.processes import begin_forked, fork, set_name
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.tensor import Port, Signature, Tensor
 
@@ -192,9 +191,11 @@ class LargeJson:
         ours, theirs = socket_pair()
         edge = os.getpid()
         with theirs:
-            with warnings.catch_warnings():  # the child uses no lock that another thread may hold
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._pid = os.fork()
+            try:
+                self._pid = fork()
+            except OSError:
+                ours.close()
+                raise
             if not self._pid:
                 _live(theirs, edge)
         self._link = ProcessLink(asyncio.get_running_loop(), ours, self._on_frame, self._end)
@@ -247,11 +248,7 @@ def _split_head(payload: memoryview) -> tuple[memoryview, memoryview]:
 def _live(sock: socket.socket, edge: int) -> NoReturn:
     """The whole life of the process. It keeps no file of the edge: others must see when the edge closes them."""
     try:
-        signal.set_wakeup_fd(-1)  # it is the edge's
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        die_with(edge)
-        close_all_but(sock.fileno())
+        begin_forked(edge, sock.fileno())
         set_name(NAME)
         gc.disable()  # a million lists would be looked through again and again, and none is garbage before the end
         gc.freeze()  # what is the edge's need not be looked through after each request
@@ -278,7 +275,7 @@ def _done(payload: memoryview) -> tuple[int, bytes, Sequence[Buffer]]:
 
 
 def _read(work: Read, body: memoryview) -> tuple[bytes, Sequence[Buffer]]:
-    validator = _validator_of(_ENCODE(work.signature))
+    validator = _validator_of(work.signature)
     if work.is_v1:
         predicted = v1.read(body, validator)
         tensors, found = predicted.tensors, WasRead({}, None, predicted.rows)
@@ -288,9 +285,7 @@ def _read(work: Read, body: memoryview) -> tuple[bytes, Sequence[Buffer]]:
     return _ENCODE(found), block_parts([tensors[name] for name in validator.ports])
 
 
-@lru_cache(VALIDATORS_MAX)
-def _validator_of(signature: bytes) -> InputValidator:
-    return InputValidator(msgspec.json.decode(signature, type=Signature))
+_validator_of: Final = lru_cache(VALIDATORS_MAX)(InputValidator)
 
 
 def _write(work: Write, block: memoryview) -> tuple[bytes, Sequence[Buffer]]:
