@@ -70,7 +70,7 @@ class Write(Struct, frozen=True, tag=True):
     """The model's outputs and the names of their classes, if classes are asked for."""
 
 
-class WasRead(Struct, frozen=True):
+class ReadResult(Struct, frozen=True):
     """A request that was read. The block of its inputs follows, in the order of the signature."""
 
     parameters: dict[str, Any]
@@ -83,7 +83,7 @@ DONE, REFUSED, BROKEN = 0, 1, 2
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _WORK: Final = msgspec.json.Decoder(Read | Write)
-_WAS_READ: Final = msgspec.json.Decoder(WasRead)
+_READ_RESULT: Final = msgspec.json.Decoder(ReadResult)
 _JSON_BYTES: Final = msgspec.json.Decoder(int | None)
 _REFUSAL: Final = msgspec.json.Decoder(tuple[int, str, str, int])
 HEAD_BYTES: Final = 4
@@ -144,11 +144,11 @@ class LargeJson:
         if self._link is not None:
             self._end("the server stops")
 
-    async def _read(self, work: Read, body: Buffer) -> tuple[WasRead, dict[str, Tensor]]:
+    async def _read(self, work: Read, body: Buffer) -> tuple[ReadResult, dict[str, Tensor]]:
         head, block = await self._ask(work, (body,))
         signature = work.signature
         names = [port.name for port in (*signature.inputs, *signature.optional)]
-        return _WAS_READ.decode(head), dict(zip(names, tensors_in(block), strict=True))
+        return _READ_RESULT.decode(head), dict(zip(names, tensors_in(block), strict=True))
 
     async def _write(self, work: Write, outputs: Mapping[str, Tensor]) -> tuple[Buffer, int | None]:
         head, body = await self._ask(work, block_parts(list(outputs.values())))
@@ -278,10 +278,10 @@ def _read(work: Read, body: memoryview) -> tuple[bytes, Sequence[Buffer]]:
     validator = _validator_of(work.signature)
     if work.is_v1:
         predicted = v1.read(body, validator)
-        tensors, found = predicted.tensors, WasRead({}, None, predicted.rows)
+        tensors, found = predicted.tensors, ReadResult({}, None, predicted.rows)
     else:
         parsed = inputs.read(body, work.header_length, validator)
-        tensors, found = parsed.tensors, WasRead(parsed.parameters, parsed.form, None)
+        tensors, found = parsed.tensors, ReadResult(parsed.parameters, parsed.form, None)
     return _ENCODE(found), block_parts([tensors[name] for name in validator.ports])
 
 
