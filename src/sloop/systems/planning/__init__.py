@@ -304,7 +304,7 @@ def _within(setup: ApplicationSetup) -> str:
 
 def _other_arrivals(application: ApplicationPrediction) -> str:
     """What becomes of the plan under the other assumption about arrivals, where that makes a difference."""
-    setup, prediction, other = application.setup, application.timing, application.otherwise
+    setup, prediction, other = application.setup, application.timing, application.otherwise.timing
     if not all(map(math.isfinite, (prediction.predicted_ms, other.predicted_ms))):
         return ""
     if math.isclose(prediction.predicted_ms, other.predicted_ms):

@@ -7,6 +7,7 @@ rented, as `core.nodes` does.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -81,11 +82,11 @@ class Placement:
     def __init__(self, setups: Iterable[ApplicationSetup], plans: Mapping[str, Plan], nodes: Sequence[Node]) -> None:
         self._ledger = Ledger(nodes)
         self._setups = {setup.application.key: setup for setup in setups}
-        self._placed = 0
+        self._placed = count()
         self.rooms: dict[str, Room] = {}
         """By application."""
         for key in self._setups:
-            self.rooms[key] = self._place(key, plans[key])
+            self._place(key, plans[key])
 
     @property
     def nodes(self) -> list[Node]:
@@ -99,12 +100,12 @@ class Placement:
         now = self.rooms[application]
         if plan.same_target(now.plan):
             return now
-        self._release(now)
+        ledger, self._ledger = self._ledger, self._ledger.without(now.reservations)
+        for name, node in self._ledger.nodes.items():
+            if node.on_demand and self._ledger.is_empty(name):
+                self._ledger.set_state(name, NodeState.RELEASED)
         room = self._place(application, plan)
-        self._release(room)
-        for id, (_, reservation) in now.reservations.items():
-            self._take(id, reservation)
-        self.rooms[application] = now
+        self._ledger, self.rooms[application] = ledger, now
         return room
 
     def full(self, spec: ReplicaSpec, belief: Belief) -> tuple[Scarce, str] | None:
@@ -113,20 +114,6 @@ class Placement:
             return None
         scarce, why = self._scarce(spec, belief)
         return scarce, f"no node has room for one more replica of {counted(spec.cores, 'core')}: {why}"
-
-    def _take(self, id: ReplicaId, reservation: Reservation) -> None:
-        """Take the room of a replica; this rents a node on demand."""
-        self._ledger.reserve(id, reservation)
-        if self._ledger.states[reservation.node] is NodeState.RELEASED:
-            self._ledger.set_state(reservation.node, NodeState.READY)
-
-    def _release(self, room: Room) -> None:
-        """Free the room of a plan, and give back the nodes on demand that are empty then."""
-        ledger = self._ledger
-        for id, (_, reservation) in room.reservations.items():
-            ledger.release(id)
-            if ledger.nodes[reservation.node].on_demand and ledger.is_empty(reservation.node):
-                ledger.set_state(reservation.node, NodeState.RELEASED)
 
     def _place(self, application: str, plan: Plan) -> Room:
         """Place every replica of a plan; the first of a group without room ends the group."""
@@ -142,11 +129,12 @@ class Placement:
                     room.shortfalls.append(self._no_room(group, group.count - done, belief, application))
                     break
                 site = sites[policy.choose(0, spec, sites)]
-                device = site.device.device.name if site.device else None
+                id, device = ReplicaId(next(self._placed)), site.device.device.name if site.device else None
                 reservation = Reservation.of(spec, belief, site.node.node.name, device)
-                self._take(ReplicaId(self._placed), reservation)
-                room.reservations[ReplicaId(self._placed)] = group, reservation
-                self._placed += 1
+                self._ledger.reserve(id, reservation)
+                if self._ledger.states[reservation.node] is NodeState.RELEASED:
+                    self._ledger.set_state(reservation.node, NodeState.READY)
+                room.reservations[id] = group, reservation
         return room
 
     def _sites(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:

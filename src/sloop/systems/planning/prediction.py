@@ -50,7 +50,7 @@ class ClusterPrediction:
         self.cluster: Sequence[Node] = setups[0].application.cluster
         self.best = best or {setup.application.key: BestConfigurations(setup) for setup in setups}
         self.steady = steady_plans(setups, rates_rps, others=beside.kept_from_it if beside else (), clock=clock)
-        self.applications = {setup.application.key: ApplicationPrediction(self, setup) for setup in setups}
+        self.applications = {setup.application.key: ApplicationPrediction(self, setup, arrivals) for setup in setups}
 
     @cached_property
     def placement(self) -> Placement:
@@ -84,27 +84,26 @@ class ClusterPrediction:
 
 
 class ApplicationPrediction:
-    """One application of a `ClusterPrediction`, its `whole`."""
+    """One application of a `ClusterPrediction`, its `whole`, whose requests arrive as the whole's or otherwise."""
 
-    def __init__(self, whole: ClusterPrediction, setup: ApplicationSetup) -> None:
-        self.whole, self.setup = whole, setup
+    def __init__(self, whole: ClusterPrediction, setup: ApplicationSetup, arrivals: Arrivals) -> None:
+        self.whole, self.setup, self.arrivals = whole, setup, arrivals
         self.key = setup.application.key
         self.plan, self.rate_rps = whole.steady.plans[self.key], whole.rates_rps[self.key]
 
     @cached_property
     def timing(self) -> PlanPrediction:
         """How long requests take."""
-        return PlanPrediction(self.setup, self.plan, self.rate_rps, self.whole.arrivals)
+        return PlanPrediction(self.setup, self.plan, self.rate_rps, self.arrivals)
 
     @cached_property
-    def otherwise(self) -> PlanPrediction:
-        """How long requests take under the other assumption about arrivals."""
-        arrivals: Arrivals = "burst" if self.whole.arrivals == "even" else "even"
-        return PlanPrediction(self.setup, self.plan, self.rate_rps, arrivals)
+    def otherwise(self) -> "ApplicationPrediction":
+        """The same plan under the other assumption about arrivals."""
+        return ApplicationPrediction(self.whole, self.setup, "burst" if self.arrivals == "even" else "even")
 
     def is_feasible(self, arrivals: Arrivals) -> bool:
         """Whether the plan lacks nothing under this assumption about arrivals."""
-        return not (self.plan_shortfalls if arrivals == self.whole.arrivals else self._shortfalls_otherwise)
+        return not (self if arrivals == self.arrivals else self.otherwise).plan_shortfalls
 
     @cached_property
     def room(self) -> Room:
@@ -118,11 +117,6 @@ class ApplicationPrediction:
     def plan_shortfalls(self) -> list[PlanShortfall]:
         """What its plan lacks, whoever has it."""
         return shortfalls_of(self.setup, self.timing, self.room, self.whole.best[self.key])
-
-    @cached_property
-    def _shortfalls_otherwise(self) -> list[PlanShortfall]:
-        """What its plan lacks under the other assumption about arrivals."""
-        return shortfalls_of(self.setup, self.otherwise, self.room, self.whole.best[self.key])
 
     @cached_property
     def limits(self) -> list[CoreLimit]:
