@@ -1,10 +1,8 @@
 """Stand-ins for NVIDIA's programs and for an ONNX Runtime with CUDA, for tests on machines without a GPU."""
 
-import contextlib
 import csv
 import io
 import os
-import sqlite3
 import stat
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,6 @@ import pytest
 
 from sloop.cuda import present_gpus
 from sloop.errors import MachineError
-from sloop.profile.gpu import KernelLaunch
 
 T4 = "0, GPU-4d2ca1c0, Tesla T4, 15360, 3, 550.54.15"
 A100 = "1, GPU-a100beef, NVIDIA A100-SXM4-40GB, 40960, [N/A], 550.54.15"
@@ -89,13 +86,13 @@ import json, pathlib, shutil, sys
 
 folder = pathlib.Path("{folder}")
 if "--version" in sys.argv:
-    print("NVIDIA (R) {name}\\nVersion 2024.1.0.0 (build 33681293) (public-release)")
+    print("NVIDIA (R) Nsight Compute\\nVersion 2024.1.0.0 (build 33681293) (public-release)")
     sys.exit()
 with open(folder / "asked", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
 order = json.loads(sys.argv[-1])
-target = {target}
-if (folder / "refuses-counters").exists() and "ncu" in sys.argv[0]:
+target = sys.argv[sys.argv.index("--log-file") + 1]
+if (folder / "refuses-counters").exists():
     pathlib.Path(target).write_text("""==PROF== Connected to process 4242 (/usr/bin/python3.11)
 ==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
 device 0. For instructions on enabling permissions and to get more information see \
@@ -109,8 +106,6 @@ if order["batch"] > int((folder / "batch-max").read_text() if (folder / "batch-m
 shutil.copy(folder / pathlib.Path(target).name, target)
 pathlib.Path(order["report"]).write_text(json.dumps({{"capability": [7, 5], "sms": 40, "pass_ms": 1.0}}))
 '''
-NCU_TARGET = 'sys.argv[sys.argv.index("--log-file") + 1]'
-NSYS_TARGET = '[each for each in sys.argv if each.startswith("--output=")][0].removeprefix("--output=") + ".sqlite"'
 NCU_COLUMNS = (
     "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC,Section Name,"
     "Metric Name,Metric Unit,Metric Value"
@@ -162,20 +157,6 @@ def ncu_csv(kernels: Sequence[CountedKernel], unit: str = "nsecond") -> str:
     return made.getvalue()
 
 
-def nsys_sqlite(path: Path, kernels: Sequence[tuple[int, int, KernelLaunch]]) -> None:
-    """A report of Nsight Systems in SQLite, with the columns of its "SQLite Schema Reference" that matter here; start
-    and end in nanoseconds."""
-    columns = "gridX, gridY, gridZ, blockX, blockY, blockZ, registersPerThread, staticSharedMemory, dynamicSharedMemory"
-    with contextlib.closing(sqlite3.connect(path)) as database, database:
-        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, {columns})")
-        for start, end, each in kernels:
-            launch = (each.blocks, 1, 1, 1, each.threads, 1, each.registers, each.shared_bytes, 0)
-            database.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (start, end, *launch),
-            )
-
-
 class FakeNvidia:
     """A machine with NVIDIA's programs. The files of `folder` are their state."""
 
@@ -213,14 +194,7 @@ class FakeNvidia:
     def install_ncu(self, kernels: Sequence[CountedKernel]) -> None:
         """Nsight Compute is there; every pass launches these kernels, on a T4."""
         (self.folder / "ncu.csv").write_text(ncu_csv(kernels))
-        made = PROFILER.format(python=sys.executable, folder=self.folder, name="Nsight Compute", target=NCU_TARGET)
-        self.install("ncu", made)
-
-    def install_nsys(self, kernels: Sequence[tuple[int, int, KernelLaunch]]) -> None:
-        """Nsight Systems is there; every pass launches these kernels, on a T4."""
-        nsys_sqlite(self.folder / "trace.sqlite", kernels)
-        made = PROFILER.format(python=sys.executable, folder=self.folder, name="Nsight Systems", target=NSYS_TARGET)
-        self.install("nsys", made)
+        self.install("ncu", PROFILER.format(python=sys.executable, folder=self.folder))
 
     def happens(self, what: str) -> None:
         """`failed`: batches fail with an error of CUDA. `full`: no memory is left. `refuses`: MPS cannot start.

@@ -174,7 +174,7 @@ def write_onnx(model: Message, path: Path) -> None:
 
 def has_external_weights(model: Any) -> bool:  # noqa: ANN401
     """Whether weights lie in other files, whose paths are relative to the folder of the model."""
-    return any(tensor.data_location == EXTERNAL for tensor in _tensors(model))
+    return any(tensor.data_location == EXTERNAL for tensor in tensors_in(model.graph))
 
 
 def external_files(path: Path) -> tuple[str, ...]:
@@ -196,7 +196,8 @@ def external_names(content: bytes, where: str) -> tuple[str, ...]:
     """`external_files` of the model in these bytes, which come from `where`."""
     if LOCATION.encode() not in content:
         return ()
-    tensors = [tensor for tensor in _tensors(parse_onnx(content, where)) if tensor.data_location == EXTERNAL]
+    model = parse_onnx(content, where)
+    tensors = [tensor for tensor in tensors_in(model.graph) if tensor.data_location == EXTERNAL]
     return tuple(sorted({each.value for tensor in tensors for each in tensor.external_data if each.key == LOCATION}))
 
 
@@ -234,38 +235,65 @@ def _varint(content: mmap.mmap, place: int) -> tuple[int, int]:
     return 0, len(content) + 1
 
 
-def _tensors(model: Any) -> Iterator[Any]:  # noqa: ANN401
-    """The weights of a model, and the tensors in its constants."""
-    for graph in _graphs(model.graph):
-        yield from graph.initializer
-        for node in graph.node:
-            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+# Graphs within graphs: the branches of If, the bodies of loops
 
 
-def _graphs(graph: Any) -> Iterator[Any]:  # noqa: ANN401
-    """A graph, and all graphs within its nodes."""
-    yield graph
+def inner_graphs(node: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The graphs in the attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes_in(graph: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The nodes of a graph, and of all graphs within them."""
+    for node in graph.node:
+        yield node
+        for inner in inner_graphs(node):
+            yield from nodes_in(inner)
+
+
+def tensors_in(graph: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The weights of a graph and of all graphs within it, and the tensors in their constants."""
+    yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(inner)
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for inner in inner_graphs(node):
+            yield from tensors_in(inner)
+
+
+def read_by(node: Any) -> frozenset[str]:  # noqa: ANN401
+    """The tensors that a node reads, also those that its inner graphs take from outside."""
+    found = set(filter(None, node.input))
+    for graph in inner_graphs(node):
+        inside = {tensor.name for tensor in graph.initializer} | {port.name for port in graph.input}
+        inside |= {tensor.values.name for tensor in graph.sparse_initializer}
+        for each in graph.node:
+            found |= read_by(each) - inside
+            inside.update(each.output)
+        found |= {port.name for port in graph.output} - inside
+    return frozenset(found)
 
 
 def keep_outputs(model: Any, names: Collection[str]) -> bool:  # noqa: ANN401
     """Keep only the outputs with these names, and the nodes and weights that they need. Returns whether any node was
     removed."""
     graph = model.graph
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     kept: set[int] = set()
     read: set[str] = set()
     wanted = list(names)
     while wanted:
         name = wanted.pop()
         read.add(name)
-        place = makers.get(name) if name else None
+        place = makers.get(name)
         if place is not None and place not in kept:
             kept.add(place)
-            wanted += _read_by(graph.node[place])
+            wanted += read_by(graph.node[place])
     if len(kept) == len(graph.node):
         return False
     for each, left in (
@@ -277,18 +305,6 @@ def keep_outputs(model: Any, names: Collection[str]) -> bool:  # noqa: ANN401
         del each[:]
         each.extend(left)
     return True
-
-
-def _read_by(node: Any) -> Iterator[str]:  # noqa: ANN401
-    """The names that a node reads, and all that its subgraphs read: these may be of the subgraphs or of the graph
-    around them."""
-    yield from node.input
-    for attribute in node.attribute:
-        for outer in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in _graphs(outer):
-                yield from (output.name for output in inner.output)
-                for each in inner.node:
-                    yield from each.input
 
 
 # The batch dimension

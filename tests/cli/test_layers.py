@@ -86,7 +86,6 @@ def test_layers_stay_when_the_model_is_measured_again(network: Path) -> None:
     ("arguments", "said"),
     [
         (["--layers", "--cut", "nowhere"], "it cannot be cut after 'nowhere'"),
-        (["--layers", "--cut", "r1,nowhere"], "it cannot be cut at 'nowhere'"),
         (["--layers", "--cut", "r1", "--cut", "r0"], "do not follow each other"),
         (["--cut", "r1"], "belong to --layers"),
         (["--plot", "x.svg"], "--plot belongs to --layers and to --sharing"),

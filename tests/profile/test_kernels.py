@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sloop import cuda
 from sloop.cuda import CudaDevice, Gpu, GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.profile import kernels
@@ -34,13 +35,12 @@ from sloop.profile.kernels import (
     measure_kernels,
     read_kineto,
     read_ncu,
-    read_nsys,
     run_pass,
     with_kernels,
 )
 from sloop.profile.profile import DemandSource, DeviceSharing, Profile, Quadratic, load_profile, save_profile
 from sloop.tensor import Port, Signature
-from tests.nvidia import CountedKernel, FakeNvidia, ncu_csv, nsys_sqlite
+from tests.nvidia import CountedKernel, FakeNvidia, ncu_csv
 
 T4 = GPU_LIMITS["T4"]
 CARD = GpuPlace.on(Gpu(0, "GPU-4d2ca1c0", "Tesla T4", 15 << 30, 0, "550.54.15"), "T4")
@@ -165,16 +165,6 @@ def test_a_trace_of_pytorch() -> None:
         read_kineto(b"")
 
 
-def test_a_report_of_nsight_systems(tmp_path: Path) -> None:
-    launch = KernelLaunch(20, 256, 64, 8192)
-    nsys_sqlite(tmp_path / "trace.sqlite", [(900, 1000, launch), (100, 500, launch)])
-    found = read_nsys(tmp_path / "trace.sqlite")
-    assert found == [KernelRun(100, 500, launch), KernelRun(900, 1000, launch)]
-    with pytest.raises(InputError, match="has recorded no kernels"):
-        read_nsys(tmp_path / "none.sqlite")
-    assert not (tmp_path / "none.sqlite").exists()
-
-
 # Means
 
 
@@ -269,7 +259,6 @@ def measured(*batches: int, **options: Any) -> tuple[KernelMeasurement | None, l
 
 def test_counters_are_the_first_choice(nvidia: FakeNvidia) -> None:
     nvidia.install_ncu(PASS)
-    nvidia.install_nsys([])
     found, why = measured(1, 8, known_ms={8: 0.8})
     assert found is not None
     assert (found.source, found.software, why) == ("ncu", "Nsight Compute 2024.1.0.0", [])
@@ -283,28 +272,13 @@ def test_counters_are_the_first_choice(nvidia: FakeNvidia) -> None:
     assert (order.model, order.batch, order.shapes, order.device.uuid) == ("net.onnx", 1, {"x": (3,)}, "GPU-4d2ca1c0")
 
 
-def test_without_permission_launches_are_used_and_it_says_why(nvidia: FakeNvidia) -> None:
-    nvidia.install_ncu(PASS)
-    nvidia.happens("refuses-counters")
-    nvidia.install_nsys(
-        [(0, 400_000, KernelLaunch(20, 256, 64, 8192)), (700_000, 800_000, KernelLaunch(4000, 256, 16))]
-    )
-    found, why = measured(8)
-    assert found is not None
-    assert (found.source, found.software) == ("launches", "Nsight Systems 2024.1.0.0")
-    assert why == [
-        "Nsight Compute: this user may not read the counters of the GPU (ERR_NVGPUCTRPERM)",
-        "PyTorch's profiler: it is not installed",
-    ]
-    assert found.batches[0].sm_use == pytest.approx(0.4 * 5 / 40 + 0.1)
-    assert found.batches[0].sm_throughput is None
-    only, why = measured(8, wanted="ncu")
-    assert only is None
-    assert len(why) == 1
+@pytest.fixture
+def pytorch(nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch is installed, too, and its profiler records one kernel."""
 
-
-def test_pytorch_is_asked_before_nsight_systems(nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_program(command: list[str], limit_s: float, *, environment: dict[str, str]) -> tuple[int, str]:
+        if command[0] != sys.executable:
+            return cuda.run_program(command, limit_s, environment=environment)
         assert command[:3] == [sys.executable, "-m", "sloop.profile.kernels"], "no profiler starts the process"
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-4d2ca1c0"
         order = msgspec.json.decode(command[3], type=PassOrder)
@@ -312,13 +286,23 @@ def test_pytorch_is_asked_before_nsight_systems(nvidia: FakeNvidia, monkeypatch:
         Path(order.report).write_bytes(msgspec.json.encode(PassReport((7, 5), 40, 0.0805, "PyTorch 2.11.0")))
         return 0, ""
 
-    nvidia.install_nsys([])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(kernels, "run_program", run_program)
-    found, why = measured(8, wanted="launches")
+
+
+@pytest.mark.usefixtures("pytorch")
+def test_without_permission_launches_are_used_and_it_says_why(nvidia: FakeNvidia) -> None:
+    nvidia.install_ncu(PASS)
+    nvidia.happens("refuses-counters")
+    found, why = measured(8)
     assert found is not None
-    assert (found.source, found.software, why) == ("launches", "PyTorch 2.11.0", [])
+    assert (found.source, found.software) == ("launches", "PyTorch 2.11.0")
+    assert why == ["Nsight Compute: this user may not read the counters of the GPU (ERR_NVGPUCTRPERM)"]
     assert found.batches[0].sm_use == pytest.approx(0.5 * 5 / 40), "half of the pass, on 5 of 40 SMs"
+    assert found.batches[0].sm_throughput is None
+    only, why = measured(8, wanted="ncu")
+    assert only is None
+    assert len(why) == 1
 
 
 def test_a_batch_that_fails_ends_the_measurement_and_keeps_smaller_ones(nvidia: FakeNvidia) -> None:
@@ -338,7 +322,6 @@ def test_without_any_profiler_it_says_so(nvidia: FakeNvidia, monkeypatch: pytest
     assert why == [
         "Nsight Compute: ncu cannot be run (No such file or directory)",
         "PyTorch's profiler: it is not installed",
-        "Nsight Systems: nsys cannot be run (No such file or directory)",
     ]
 
 

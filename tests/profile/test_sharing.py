@@ -111,7 +111,6 @@ def test_a_worker_that_dies_is_reported(network: Contender) -> None:
     with running(network, 1) as one, running(network, 1) as other:
         assert len(_means_ns([[one], [other]], 0.0)) == 2
         os.kill(other.process.pid, signal.SIGKILL)
-        other.process.wait()
         with pytest.raises(MachineError, match=r"the measured process ended .*exit status -9"):
             _means_ns([[one, other]], 0.0)
 

@@ -286,15 +286,6 @@ def test_says_why_a_model_can_have_no_shadow(model: Path, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_blocks_that_are_not_those_that_were_measured_are_refused(model: Path, tmp_path: Path) -> None:
-    """A cut by `--cut A,B` left a layer behind it that comes before the last one before it."""
-    layers = layers_of(1.0, counts=(2, 1, 4, 1))
-    profile = Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
-    with pytest.raises(InputError, match="block 2, up to 'r2', had 1 layer when it was measured and has 2") as refused:
-        cut_of(examine(model), {"": profile}, {}, tmp_path)
-    assert "--cut NAME" in refused.value.help
-
-
 def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> None:
     """y = x + mean of all x - mean of all x: rows are independent at the end, but not in between."""
     graph = helper.make_graph(

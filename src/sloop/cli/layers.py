@@ -74,7 +74,7 @@ def profile_layers(
         made = measure_layers(
             own.path,
             file=Path(known.file),
-            cuts=[cut.split(",") if "," in cut else cut for cut in options.cuts] or None,
+            cuts=options.cuts or None,
             folder=options.pieces,
             batches=timing.batches,
             cores=timing.cores,

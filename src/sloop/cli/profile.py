@@ -176,7 +176,7 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     multiple=True,
     metavar="NAME",
     help="With --layers: cut only after this layer, or after the layer that computes this tensor [default: between all "
-    "blocks]. A,B names all tensors that cross the cut. Repeat it for further cuts, in the order of the graph.",
+    "blocks]. Repeat it for further cuts, in the order of the graph.",
 )
 @click.option(
     "--pieces", type=FOLDER, help="With --layers: keep the pieces in this folder, each an ONNX model of its own."

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.onnx_file import read_onnx
+from sloop.onnx_file import inner_graphs, nodes_in, read_by, read_onnx
 from sloop.profile import operators
 from sloop.profile.model import ONNX_BFLOAT16, Array, decoded, onnx_runtime
 from sloop.profile.onnx_cut import RANDOM
@@ -141,24 +141,10 @@ class OperatorNode:
         """An attribute that is a text."""
         return next((given.s.decode() for given in self.proto.attribute if given.name == name), default)
 
-    def inner(self) -> Iterator[Any]:
-        """Its subgraphs, such as the branches of If."""
-        for attribute in self.proto.attribute:
-            yield from [attribute.g] if attribute.HasField("g") else []
-            yield from attribute.graphs
-
-    def captured(self) -> set[str]:
-        """The tensors that its subgraphs read from the graph around them."""
-        return {name for inner in self.inner() for name in _read_outside(inner)}
-
-
-def _read_outside(graph: Any) -> set[str]:  # noqa: ANN401  # a message
-    made = {port.name for port in graph.input} | {tensor.name for tensor in graph.initializer}
-    made |= {name for proto in graph.node for name in proto.output}
-    read = {name for proto in graph.node for name in proto.input} | {port.name for port in graph.output}
-    for proto in graph.node:
-        read |= OperatorNode(proto, 0).captured()
-    return read - made - {""}
+    @property
+    def reads(self) -> frozenset[str]:
+        """The tensors that it reads, also those that its subgraphs take from the graph around them."""
+        return read_by(self.proto)
 
 
 # Passes of the whole graph
@@ -263,7 +249,7 @@ def _needed(nodes: Sequence[OperatorNode], outputs: Sequence[str]) -> list[Opera
     for node in reversed(nodes):
         if wanted.intersection(node.proto.output):
             found.append(node)
-            wanted |= {*node.inputs, *node.captured()}
+            wanted |= node.reads
     return found[::-1]
 
 
@@ -272,7 +258,7 @@ def _constant(nodes: Sequence[OperatorNode], inputs: set[str]) -> Iterator[str]:
     data = set(inputs)
     for node in nodes:
         made = [name for name in node.proto.output if name]
-        if node.op not in ("Shape", "Size") and data.intersection((*node.inputs, *node.captured())):
+        if node.op not in ("Shape", "Size") and data.intersection(node.reads):
             data.update(made)
         else:
             yield from made
@@ -282,7 +268,7 @@ def _measured(nodes: Sequence[OperatorNode]) -> set[str]:
     """The tensors that are computed from shapes."""
     found: set[str] = set()
     for node in nodes:
-        if node.op in ("Shape", "Size") or found.intersection((*node.inputs, *node.captured())):
+        if node.op in ("Shape", "Size") or found.intersection(node.reads):
             found.update(node.proto.output)
     return found - {""}
 
@@ -341,16 +327,15 @@ class RowWalk:
         return [each.values[name].ravel().tolist() for each in self.passes]
 
     def _add(self, node: OperatorNode) -> None:
-        names = [name for name in (*node.inputs, *node.captured()) if name]
-        facts = [self.fact(name) for name in names]
-        inner = {proto.op_type for each in node.inner() for proto in _nodes_of(each)}
+        facts = [self.fact(name) for name in node.reads]
+        inner = {each.op_type for graph in inner_graphs(node.proto) for each in nodes_in(graph)}
         if RANDOM.intersection((node.op, *inner)):
             raise RowsMeet("draws random numbers")
         if node.op == "Dropout" and node.input(2) and any(self.value(node.input(2))):
             raise RowsMeet("draws random numbers (training mode)")
         if all(isinstance(fact, Fixed) for fact in facts):
             return
-        if any(node.inner()):
+        if any(inner_graphs(node.proto)):
             raise RowsMeet("has subgraphs that read rows")
         has_rows = any(isinstance(fact, Rows) for fact in facts)
         rule = (self._rules.of_rows if has_rows else self._rules.of_sizes).get(node.op)
@@ -475,11 +460,4 @@ class OperatorRules(NamedTuple):
 
 def draws_random_numbers(path: Path) -> bool:
     """Whether an ONNX model has operators whose results are new each time."""
-    return any(proto.op_type in RANDOM for proto in _nodes_of(read_onnx(path).graph))
-
-
-def _nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
-    for proto in graph.node:
-        yield proto
-        for inner in OperatorNode(proto, 0).inner():
-            yield from _nodes_of(inner)
+    return any(node.op_type in RANDOM for node in nodes_in(read_onnx(path).graph))

@@ -7,14 +7,12 @@ runs one pass under a profiler. Which profiler, in this order:
   administrator has to allow that.
 - PyTorch's profiler, if PyTorch with CUDA is installed. It records every kernel of its process with its launch
   configuration, also those that ONNX Runtime launches. Occupancy is then computed from the configuration.
-- Nsight Systems (`nsys`), which records the same from outside.
 
 ONNX Runtime's own profile has no kernels: its released packages are built without CUPTI, NVIDIA's library for tracing.
 One built with `--enable_cuda_profiling` records grid and block, but neither registers nor shared memory, without which
 nobody can say how many blocks an SM holds.
 
-Sources: NVIDIA's documentation of Nsight Compute ("Nsight Compute CLI": options, `--csv`, metrics `launch__*`), of
-Nsight Systems ("User Guide", profile switch options; "SQLite Schema Reference") and of CUPTI (activity records);
+Sources: NVIDIA's documentation of Nsight Compute ("Nsight Compute CLI": options, `--csv`, metrics `launch__*`);
 PyTorch's kineto, `output_json.cpp`, for the keys of its trace. What is averaged: Elvinger (`sloop.profile.gpu`).
 """
 
@@ -24,7 +22,6 @@ import ctypes
 import importlib
 import importlib.util
 import re
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,13 +40,12 @@ from sloop.cuda import CudaDevice, GpuPlace, run_program
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.profile.gpu import GpuLimits, KernelLaunch, KernelSpan, peak, time_weighted
 from sloop.profile.interference import ShareLaw
-from sloop.profile.measure import environment
+from sloop.profile.measured_process import environment
 from sloop.profile.model import feed_for, open_model
 from sloop.profile.profile import DemandSource, DeviceSharing, KernelSource, Profile
 from sloop.units import NS_PER_MS
 
 NCU: Final = "ncu"
-NSYS: Final = "nsys"
 PASS_S_MAX: Final = 300.0
 """For the process of one batch size. Nsight Compute stops at each kernel, for some ten milliseconds."""
 VERSION_S_MAX: Final = 30.0
@@ -265,14 +261,6 @@ def _recorded_by_torch(order: PassOrder, folder: Path, on: GpuPlace) -> Recorded
     return Recorded(read_kineto(trace.read_bytes() if trace.is_file() else b""), report, report.software)
 
 
-def _recorded_by_nsys(order: PassOrder, folder: Path, on: GpuPlace) -> Recorded:
-    """By Nsight Systems."""
-    record = ("--trace=cuda", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={folder / 'trace'}")
-    said = _run([NSYS, "profile", *record, "--capture-range=cudaProfilerApi", "--capture-range-end=stop"], order, on)
-    report = _report_of(order, said)
-    return Recorded(read_nsys(folder / "trace.sqlite"), report, f"Nsight Systems {_version(NSYS)}")
-
-
 class Tool(NamedTuple):
     """A profiler: which source of figures it is, and how it records a pass."""
 
@@ -284,7 +272,6 @@ class Tool(NamedTuple):
 TOOLS: Final = (
     Tool("Nsight Compute", "ncu", _recorded_by_ncu),
     Tool("PyTorch's profiler", "launches", _recorded_by_torch),
-    Tool("Nsight Systems", "launches", _recorded_by_nsys),
 )
 """In the order in which they are tried."""
 
@@ -425,20 +412,6 @@ def read_kineto(raw: bytes) -> list[KernelRun]:
             raise InputError(what, help="use PyTorch for NVIDIA GPUs") from error
         found.append(KernelRun(1e3 * each.ts, 1e3 * (each.ts + each.dur), launch))
     return found
-
-
-def read_nsys(path: Path) -> list[KernelRun]:
-    """The kernels in a report of Nsight Systems that was exported to SQLite. InputError if it has none."""
-    columns = "start, end, gridX * gridY * gridZ, blockX * blockY * blockZ, registersPerThread"
-    shared = "staticSharedMemory + dynamicSharedMemory"
-    select = f"SELECT {columns}, {shared} FROM CUPTI_ACTIVITY_KIND_KERNEL ORDER BY start"
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            rows = database.execute(select).fetchall()
-    except sqlite3.Error as error:  # there is no such table if no kernel was launched
-        what = f"Nsight Systems has recorded no kernels: {error}"
-        raise InputError(what, help="look at what `nsys profile --trace=cuda` prints") from error
-    return [KernelRun(start, end, KernelLaunch(*map(int, launch))) for start, end, *launch in rows]
 
 
 # The process of a pass

@@ -7,9 +7,8 @@ piece finds the caches in the same state as in the whole model, and changes in t
 If the boundaries between blocks were found automatically, those whose cuts change the results are left out: ONNX
 Runtime fuses operators across some boundaries, and a cut that prevents this changes the rounding.
 
-The measured process is `python -m sloop.profile.layers`: it writes `READY`, reads a `LayersOrder` line, and prints JSON
-lines: a `RoundTimes` for each batch size, then a `LayersLoad`; or a `CutCheck`, or a `RefusedModel`. What a model
-prints goes to stderr.
+The measured process is `python -m sloop.profile.layers` (`sloop.profile.measured_process`): its order is a
+`LayersOrder`, and it answers with a `RoundTimes` for each batch size, then a `LayersLoad`; or with a `CutCheck`.
 """
 
 import contextlib
@@ -18,8 +17,6 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,24 +34,19 @@ from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name
-from sloop.profile.examine import RefusedModel
 from sloop.profile.measure import (
     BATCHES,
     PASSES,
-    SILENCE_S,
     Limit,
     by_affinity,
     checked_batches,
     checked_cores,
     default_cores,
-    environment,
-    next_line,
-    process_died,
 )
+from sloop.profile.measured_process import answer_order, measured_process
 from sloop.profile.model import Array, Session, feed_for, open_model
 from sloop.profile.onnx_cut import LayerGraph, ModelPiece, cut_model, data_file, difference
 from sloop.profile.profile import Cells, LatencyTable, LayerBlock, LayerProfile, digest, digest_of_model
-from sloop.profile.timed_process import READY
 from sloop.shared_memory import SharedMemory
 from sloop.tensor import elements_of
 from sloop.text import counted
@@ -126,14 +118,11 @@ class LayersLoad(Struct, frozen=True, tag="load"):
     software: str
 
 
-LayersMessage = RoundTimes | LayersLoad | CutCheck | RefusedModel
-
-
 def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
     model_path: Path,
     *,
     file: Path | None = None,
-    cuts: Sequence[str | Sequence[str]] | None = None,
+    cuts: Sequence[str] | None = None,
     folder: Path | None = None,
     batches: Sequence[int] = BATCHES,
     cores: Sequence[float] | None = None,
@@ -182,20 +171,20 @@ def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
 def _exact_pieces(order: LayersOrder, cores: float, limit: Limit, folder: Path) -> tuple[ModelPiece, ...]:
     """The pieces of a model, cut at all boundaries that do not change the results; written to `folder`."""
     graph = LayerGraph.read(Path(order.model))
-    fronts = [frozenset(range(place)) for place in graph.boundaries()]
-    alone: dict[frozenset[int], float] = {}
+    cuts = list(graph.boundaries())
+    alone: dict[int, float] = {}
 
-    def difference_at(chosen: Sequence[frozenset[int]]) -> float:
+    def difference_at(chosen: Sequence[int]) -> float:
         with tempfile.TemporaryDirectory(prefix="sloop-layers-") as made:
             pieces = graph.pieces(chosen, Path(made))
             checks = _measured(structs.replace(order, pieces=pieces, is_check=True), cores, limit)
             return max(each.difference for each in checks if isinstance(each, CutCheck))
 
-    while fronts and difference_at(fronts) > DIFFERENCE_MAX:
-        alone = alone or {front: difference_at([front]) for front in fronts}
-        worst = max(alone[front] for front in fronts)
-        fronts = [front for front in fronts if alone[front] < min(worst, DIFFERENCE_MAX)]
-    return graph.pieces(fronts, folder)
+    while cuts and difference_at(cuts) > DIFFERENCE_MAX:
+        alone = alone or {cut: difference_at([cut]) for cut in cuts}
+        worst = max(alone[cut] for cut in cuts)
+        cuts = [cut for cut in cuts if alone[cut] < min(worst, DIFFERENCE_MAX)]
+    return graph.pieces(cuts, folder)
 
 
 def kept_pieces(
@@ -368,57 +357,15 @@ def _operators(names: Sequence[str]) -> str:
 
 def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundTimes | LayersLoad | CutCheck]:
     """Measure on one core count in a new process. InputError if it refuses the model, MachineError if it dies."""
-    command = [sys.executable, "-m", __name__]
-    pipe = subprocess.PIPE
-    decoder = msgspec.json.Decoder(LayersMessage)
-    with (
-        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
-        subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment()) as process,
-    ):
-        assert process.stdin is not None
-        try:
-            if next_line(process, SILENCE_S) != READY:
-                raise process_died(process, errors, "before it began")
-            with limit(process.pid, cores):
-                process.stdin.write(msgspec.json.encode(order) + b"\n")
-                while line := next_line(process, SILENCE_S):
-                    message: LayersMessage = decoder.decode(line)
-                    if isinstance(message, RefusedModel):
-                        raise InputError(message.what, where=message.where or order.model, help=message.help)
-                    yield message
-                    if isinstance(message, LayersLoad | CutCheck):
-                        return
-            raise process_died(process, errors, f"on {cores:g} cores")
-        except TimeoutError as error:
-            what = f"the process that measures its layers has sent nothing for {SILENCE_S:g} s"
-            raise InputError(what, where=order.model, help="measure smaller batches or inputs") from error
-        except BrokenPipeError as error:
-            raise process_died(process, errors, f"on {cores:g} cores") from error
-        finally:
-            process.kill()
+    with measured_process(__name__, order.model, cores) as process, limit(process.pid, cores):
+        process.order(order)
+        for message in process.answers(RoundTimes | LayersLoad | CutCheck):
+            yield message
+            if isinstance(message, LayersLoad | CutCheck):
+                return
 
 
 # The measured process
-
-
-def main() -> None:
-    """Entry point: wait for the order, measure, report."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    out.write(READY)
-    out.flush()
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return
-    order = msgspec.json.decode(line, type=LayersOrder)
-    try:
-        for message in measure_here(order):
-            out.write(msgspec.json.encode(message) + b"\n")
-            out.flush()
-    except InputError as error:
-        what = error.what.removeprefix(f"{error.where}: ")
-        out.write(msgspec.json.encode(RefusedModel(what, error.where, error.help)) + b"\n")
-        out.flush()
 
 
 def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad | CutCheck]:
@@ -426,7 +373,7 @@ def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad | CutCh
     loads = 1 if order.is_check else LOADS
     whole, whole_ns = _loaded(Path(order.model), order.threads, loads)
     found = [_loaded(Path(piece.file), order.threads, loads) for piece in order.pieces]
-    chain = _PieceChain(order.pieces, [session for session, _ in found])
+    chain = PieceChain(order.pieces, [session for session, _ in found])
     worst = 0.0
     sizes: tuple[int, list[int], list[int]] | None = None
     for batch in order.batches:
@@ -464,7 +411,7 @@ def _loaded(path: Path, threads: int, loads: int) -> tuple[Session, int]:
     return session, round(median(took))
 
 
-class _PieceChain:
+class PieceChain:
     """Pieces with their sessions, run one after the other."""
 
     def __init__(self, pieces: Sequence[ModelPiece], sessions: Sequence[Session]) -> None:
@@ -485,7 +432,7 @@ class _PieceChain:
 
 
 def _rounds(
-    whole: Session, chain: _PieceChain, feed: Mapping[str, Array], seconds: float
+    whole: Session, chain: PieceChain, feed: Mapping[str, Array], seconds: float
 ) -> tuple[list[int], list[list[int]]]:
     """The durations in ns of the uncut model, and of each piece, in as many rounds as fit into the time."""
     whole_ns: list[int] = []
@@ -528,4 +475,4 @@ def move_ms_per_mb() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    answer_order(LayersOrder, measure_here)

@@ -16,10 +16,6 @@ import contextlib
 import os
 import platform
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -27,17 +23,17 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 from msgspec import Struct, structs
 
 from sloop.cuda import GpuPlace, MpsDaemon
 from sloop.errors import InputError, MachineError
 from sloop.machine import capacity, hardware_name, usable_cpus
 from sloop.profile import operators
-from sloop.profile.examine import ExaminedModel, RefusedModel
+from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import Percentile, fit_all
+from sloop.profile.measured_process import SILENCE_S, MeasuredProcess, measured_process
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import (
     SUFFIX,
@@ -55,15 +51,12 @@ from sloop.profile.profile import (
     size_of_model,
 )
 from sloop.profile.service_load import ServiceLoad, service_load
-from sloop.profile.threads import before_cores_are_known
 from sloop.profile.timed_process import (
     LAST,
-    READY,
     RUN,
     STOP,
     BatchReady,
     LoadReport,
-    Message,
     TimingOrder,
     receive_into,
 )
@@ -89,8 +82,6 @@ CELL_COST: Final = 1.3
 CELL_RUNS: Final = 2
 START_S: Final = 1.0
 """Until a process measures: its start, the libraries, the model."""
-SILENCE_S: Final = 600.0
-"""A measured process that sends nothing for this long is killed."""
 WARM_MIN, WARM_MAX = 3, 50
 WARM_SHARE: Final = 0.2
 """Share of a cell's time that warm-up runs may use."""
@@ -102,8 +93,6 @@ PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
 """Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time. A process
 with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
 to serve 1.8 times as many requests as it can."""
-LAST_BYTES: Final = 4096
-"""Bytes at the end of a dead process's stderr that are searched for the reason."""
 SOCKET_BYTES: Final = 4 << 20
 """Requested size of the send buffer, the same as for a replica's socket."""
 BRIEF_S: Final = 10.0
@@ -535,79 +524,53 @@ def measure_on(
     The process ends when the iterator is closed. MachineError if it dies, or sends nothing for `silence_s`.
     """
     begin_ns = perf_counter_ns()
-    with timed_process(silence_s, on) as (process, errors, sock, shared):
-        try:
-            if next_line(process, silence_s) != READY:
-                raise process_died(process, errors, "before it began")
-            process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            pauses = PAUSES if order.cores.is_integer() else (0.0,)
-            budget_ns = round(seconds * NS_PER_S)
-            timing = Timing(sock, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
-            for found in _results(process, order, timing, limit, enough):
-                yield structs.replace(found, process_ms=process_ms) if isinstance(found, LoadReport) else found
-        except TimeoutError as error:
-            what = f"{order.model}: loading it, or one pass, has taken more than {silence_s:g} s"
-            raise MachineError(f"{what} on {order.cores:g} cores", help="measure smaller batches or inputs") from error
-        except OSError as error:  # sockets and pipes close when the process dies
-            raise process_died(process, errors, f"on {order.cores:g} cores") from error
+    with timed_process(order.model, order.cores, silence_s, on) as (process, sock, shared):
+        process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
+        pauses = PAUSES if order.cores.is_integer() else (0.0,)
+        budget_ns = round(seconds * NS_PER_S)
+        timing = Timing(sock, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
+        with limit(process.pid, order.cores):
+            process.order(order)
+            for message in process.answers(BatchReady | LoadReport):
+                if isinstance(message, LoadReport):
+                    yield structs.replace(message, process_ms=process_ms)
+                    return
+                found = CellRuns(message.batch, order.cores, timing.of(message))
+                timing.end(LAST if enough(found) else STOP)
+                yield found
 
 
 class TimedProcess(NamedTuple):
-    """A process whose passes are timed, before its order: its standard error, and our end of what carries tensors."""
+    """A process whose passes are timed, before its order, and our end of what carries tensors."""
 
-    process: "subprocess.Popen[bytes]"
-    errors: IO[bytes]
+    process: MeasuredProcess
     sock: socket.socket
     shared: SharedMemory | None
 
 
 @contextlib.contextmanager
-def timed_process(silence_s: float = SILENCE_S, on: GpuPlace | None = None) -> Iterator[TimedProcess]:
-    """Start a process of `sloop.profile.timed_process`, with a GPU if there is one. It is killed with the context; its
-    socket waits for `silence_s`."""
+def timed_process(
+    model: str, cores: float, silence_s: float = SILENCE_S, on: GpuPlace | None = None
+) -> Iterator[TimedProcess]:
+    """A process of `sloop.profile.timed_process`, with a GPU if there is one; see `measured_process`. Its socket waits
+    for `silence_s`."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    ours.settimeout(silence_s)
     shared = SharedMemory.make()
     fds = (theirs.fileno(), *([shared.fd] if shared else []))
-    command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
-    pipe = subprocess.PIPE
+    arguments = [str(fds[0]), str(shared.fd if shared else -1)]
     with (
         contextlib.closing(shared) if shared else contextlib.nullcontext(),
         ours,
-        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
-        subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(on), pass_fds=fds
+        theirs,
+        measured_process(
+            "sloop.profile.timed_process", model, cores, arguments=arguments, fds=fds, silence_s=silence_s, on=on
         ) as process,
     ):
         theirs.close()
-        ours.settimeout(silence_s)
-        try:
-            yield TimedProcess(process, errors, ours, shared)
-        finally:
-            process.kill()
-
-
-def _results(
-    process: "subprocess.Popen[bytes]", order: TimingOrder, timing: "Timing", limit: Limit, enough: Enough
-) -> Iterator[CellRuns | LoadReport]:
-    """Confine the process, send the order and time each batch size. ConnectionError if the process dies."""
-    assert process.stdin is not None
-    decoder = msgspec.json.Decoder(Message)
-    with limit(process.pid, order.cores):
-        with contextlib.suppress(BrokenPipeError):  # the process died; the missing line below reports it
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-        while line := next_line(process, timing.silence_s):
-            message: Message = decoder.decode(line)
-            if isinstance(message, RefusedModel):
-                raise InputError(message.what, where=message.where or order.model, help=message.help)
-            if isinstance(message, LoadReport):
-                yield message
-                return
-            found = CellRuns(message.batch, order.cores, timing.of(message))
-            timing.end(LAST if enough(found) else STOP)
-            yield found
-    raise ConnectionError("it ended")
+        yield TimedProcess(process, ours, shared)
 
 
 class Timing:
@@ -687,43 +650,6 @@ class Timing:
             if perf_counter_ns() - start_ns > self._budget_ns:
                 break
         return warm_ns
-
-
-def environment(on: GpuPlace | None = None) -> dict[str, str]:
-    """The environment variables of a measured process, with those for its GPU."""
-    return {**os.environ, **before_cores_are_known(os.environ), **(on.variables if on else {})}
-
-
-def next_line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:
-    """The next line of its stdout, or empty at the end. Kills a process that sends none for `silence_s`, and raises
-    TimeoutError."""
-    assert process.stdout is not None
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        process.kill()
-
-    watch = threading.Timer(silence_s, kill)
-    watch.daemon = True
-    watch.start()
-    try:
-        line = process.stdout.readline()
-    finally:
-        watch.cancel()
-    if late.is_set():
-        raise TimeoutError
-    return line
-
-
-def process_died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> MachineError:
-    process.kill()
-    code = process.wait()
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_BYTES))
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    reason = f": {lines[-1][:300]}" if lines else ""
-    help_text = "it may have run out of memory; measure smaller batches"
-    return MachineError(f"the measured process ended {when} (exit status {code}){reason}", help=help_text)
 
 
 def _profile(

@@ -3,8 +3,8 @@
 The inputs of a piece are the tensors that its nodes read and that were computed before it; its outputs are the tensors
 that are read after it. The tensors of a boundary are all that cross it, including those of skip connections, and inputs
 of the whole model that a later piece reads. The caller keeps the tensors by name and gives each piece its inputs
-(`run_pieces`). Tensors that do not depend on an input (weights, constants, and what is computed from these alone) cross
-no boundary: each piece has its own copy.
+(`sloop.profile.layers.PieceChain`). Tensors that do not depend on an input (weights, constants, and what is computed
+from these alone) cross no boundary: each piece has its own copy.
 
 A file need not state the types of its tensors. ONNX Runtime infers them from the graph without its large weights, so
 the `onnx` package is not needed. A tensor of unknown rank is declared without a shape, which ONNX Runtime accepts.
@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -24,8 +24,8 @@ from google.protobuf.message import EncodeError
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
-from sloop.onnx_file import EXTERNAL, LOCATION, read_onnx, write_onnx
-from sloop.profile.model import DATATYPES, Array, Session, inferred_types
+from sloop.onnx_file import EXTERNAL, LOCATION, inner_graphs, nodes_in, read_by, read_onnx, tensors_in, write_onnx
+from sloop.profile.model import DATATYPES, Array, inferred_types
 from sloop.tensor import ITEM_BYTES, LENGTH_BYTES, Port
 from sloop.text import listed
 
@@ -130,7 +130,7 @@ class LayerGraph:
         makes, or a cycle."""
         protos = self.model.graph.node
         waiting = [
-            _GraphNode(place, proto, name, _reads(proto), tuple(filter(None, proto.output)))
+            _GraphNode(place, proto, name, read_by(proto), tuple(filter(None, proto.output)))
             for place, (proto, name) in enumerate(zip(protos, _names_of(protos), strict=True))
         ]
         known = {*self.inputs, *self.weights, *self.sparse}
@@ -177,7 +177,7 @@ class LayerGraph:
             is_training
             or proto.op_type in RANDOM
             or (proto.domain, proto.op_type) in self._functions
-            or any(self._may_be_random(node) for graph in _inner_graphs(proto) for node in graph.node)
+            or any(self._may_be_random(node) for graph in inner_graphs(proto) for node in graph.node)
         )
 
     def is_constant(self, name: str) -> bool:
@@ -214,15 +214,14 @@ class LayerGraph:
                     found.setdefault(name, set()).add(number)
         return found
 
-    def crossing(self, front: frozenset[int]) -> tuple[str, ...]:
-        """The tensors that cross the end of these first layers, in the order in which they are made: made before it and
-        read after it, or outputs of the whole model."""
-        found = [
-            (made, name)
+    def crossing(self, end: int) -> tuple[str, ...]:
+        """The tensors that cross the end of so many first layers, in the order in which they are made: made before it
+        and read after it, or outputs of the whole model."""
+        return tuple(
+            name
             for name, made in self._made_at.items()
-            if (made < 0 or made in front) and (self._read_at.get(name, set()) - front or name in self.outputs)
-        ]
-        return tuple(name for _, name in sorted(found, key=lambda each: each[0]))
+            if made < end and (max(self._read_at.get(name, ()), default=-1) >= end or name in self.outputs)
+        )
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
@@ -269,10 +268,15 @@ class LayerGraph:
         found = inferred_types(probe.SerializeToString(), self.path)
         return {outputs[output]: given for output, given in found.items()}
 
+    @cached_property
+    def _made_inside(self) -> set[str]:
+        """The names of nodes in inner graphs, and of what they compute."""
+        inner = (each for node in self.nodes for graph in inner_graphs(node.proto) for each in nodes_in(graph))
+        return {name for node in inner for name in (node.name, *node.output)}
+
     def _unused(self, stem: str) -> Iterator[str]:
         """Names that no tensor has, nor one in an inner graph."""
-        known = {name for node in self.nodes for name in (*node.makes, *_made_inside(node.proto))}
-        known |= {*self.inputs, *self.weights, *self.sparse}
+        known = self._made_inside.union(*(node.makes for node in self.nodes), self.inputs, self.weights, self.sparse)
         return (name for name in map(f"{stem}/{{}}".format, count()) if name not in known)
 
     @cached_property
@@ -294,44 +298,22 @@ class LayerGraph:
 
     # Where to cut
 
-    def front_after(self, name: str) -> frozenset[int]:
-        """The layers up to the one of this name, or that makes the tensor of this name. InputError if there is no such
-        layer, or nothing would follow."""
+    def end_after(self, name: str) -> int:
+        """How many layers there are up to the one of this name, or that makes the tensor of this name. InputError if
+        there is no such layer, or nothing would follow."""
         number = next((place for place, layer in enumerate(self.layers) if name == layer.name), self._made_at.get(name))
         if number is None or number < 0:
             raise self.error(f"it cannot be cut after {name!r}: {self._why_not(name)}", self._names_help())
         if number == len(self.layers) - 1:
             raise self.error(f"it cannot be cut after {name!r}: no layer follows", self._names_help())
-        return frozenset(range(number + 1))
-
-    def front_of(self, tensors: Sequence[str]) -> frozenset[int]:
-        """The layers that make exactly these tensors, which must be all that cross the cut. InputError, naming it, for
-        a tensor that would be left dangling."""
-        for name in tensors:
-            if self._made_at.get(name, -1) < 0:
-                raise self.error(f"it cannot be cut at {name!r}: {self._why_not(name)}", self._names_help())
-        wanted, front = set(tensors), set[int]()
-        for number in range(len(self.layers) - 1, -1, -1):
-            if wanted.intersection(self.layers[number].makes):
-                front.add(number)
-                wanted |= self.layers[number].reads
-        whole = frozenset(front)
-        if len(whole) == len(self.layers):
-            raise self.error(f"it cannot be cut at {listed(tensors)}: no layer follows", self._names_help())
-        for name in self.crossing(whole):
-            if name not in tensors and self._made_at[name] >= 0 and name not in self.outputs:
-                reader = self.layers[min(self._read_at[name] - whole)].name
-                what = f"a cut at {listed([repr(each) for each in tensors])} leaves {name!r} dangling"
-                raise self.error(f"{what}: layer {reader!r} behind the cut reads it", f"name {name!r} as well")
-        return whole
+        return number + 1
 
     def _why_not(self, name: str) -> str:
         if name in self.inputs:
             return "it is an input"
         if self.is_constant(name) or any(name == node.proto.name for node in self._constants.values()):
             return "it is constant, and computed in each piece that needs it"
-        inner = {made for node in self.nodes for made in _made_inside(node.proto)}
-        if name in inner:
+        if name in self._made_inside:
             return "it lies inside the graph of another node (If, Loop, Scan), which is one layer"
         known = any(name in (node.proto.name, *node.makes) for node in self.nodes)
         return "no output depends on it" if known else "the graph has no such layer or tensor"
@@ -389,7 +371,7 @@ class LayerGraph:
         """
         found: list[tuple[int, int, int]] = []
         for place in places:
-            crossing = [self.types[name] for name in self.crossing(frozenset(range(place)))]
+            crossing = [self.types[name] for name in self.crossing(place)]
             if all(each.kind in DATATYPES for each in crossing):
                 unclear = sum(each.shape is None for each in crossing)
                 width = sum(ITEM_BYTES.get(DATATYPES[each.kind], LENGTH_BYTES) for each in crossing)
@@ -464,40 +446,39 @@ class LayerGraph:
                 wanted |= node.reads
         return [node for node in self.nodes if node.place in chosen]
 
-    def pieces(self, fronts: Sequence[frozenset[int]], folder: Path) -> tuple[ModelPiece, ...]:
-        """Write the pieces between these boundaries into `folder` (it must exist), named after the model.
+    def pieces(self, cuts: Sequence[int], folder: Path) -> tuple[ModelPiece, ...]:
+        """Write the pieces between these boundaries (`boundaries`) into `folder` (it must exist), named after the
+        model.
 
         InputError if the boundaries do not follow each other, something else than a tensor crosses one, or a weights
         file is away or too short; MachineError if a file cannot be written. No file is left behind then.
         """
-        ends = [*fronts, frozenset(range(len(self.layers)))]
+        ends = [*cuts, len(self.layers)]
         written: list[Path] = []
         pieces: list[ModelPiece] = []
         try:
-            before: frozenset[int] = frozenset()
-            for number, front in enumerate(ends):
-                if not before < front:
-                    inner, outer = (self.layers[max(each, default=0)].name for each in (before, front))
+            for number, (start, end) in enumerate(pairwise([0, *ends])):
+                if start >= end:
+                    inner, outer = (self.layers[place - 1].name for place in (start, end))
                     what = f"the cuts after {inner!r} and {outer!r} do not follow each other"
                     raise self.error(what, "give them in the order of the graph, and each once")
                 file = folder / f"{self.path.stem}.{number + 1}-of-{len(ends)}.onnx"
                 written += [file, data_file(file)]
-                pieces.append(self._piece(before, front, file))
-                before = front
+                pieces.append(self._piece(start, end, file))
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
             raise
         return tuple(pieces)
 
-    def _piece(self, before: frozenset[int], front: frozenset[int], file: Path) -> ModelPiece:
-        layers = [self.layers[number] for number in sorted(front - before)]
+    def _piece(self, start: int, end: int, file: Path) -> ModelPiece:
+        layers = self.layers[start:end]
         own = {name for layer in layers for name in layer.makes}
         read = {name for layer in layers for name in layer.reads if not self.is_constant(name)} - own
-        is_last = len(front) == len(self.layers)
+        is_last = end == len(self.layers)
         constant = [name for name in self.outputs if self.is_constant(name)] if is_last else []
         inputs = tuple(self.port(name) for name in self._made_at if name in read)
-        crossing = self.outputs if is_last else self.crossing(front)
+        crossing = self.outputs if is_last else self.crossing(end)
         outputs = tuple(self.port(name) for name in crossing if name in own)
         piece = _without_graph(self.model)
         graph = piece.graph
@@ -508,10 +489,10 @@ class LayerGraph:
             graph.output.add().CopyFrom(self._declared[name])
         kept = {name for node in graph.node for name in node.output} - {port.name for port in outputs}
         graph.value_info.extend(value for value in self.model.graph.value_info if value.name in kept)
-        for name in self.crossing(front):
+        for name in self.crossing(end):
             self.port(name)  # refuse sequences that only pass by
         with _ExternalWeights(self, file) as external:
-            for tensor in tensors_of(graph):
+            for tensor in tensors_in(graph):
                 external.move(tensor)
         try:
             write_onnx(piece, file)
@@ -554,31 +535,16 @@ ELEMENT_TYPES: Final[Mapping[str, int]] = {
 """ONNX Runtime's type names → `TensorProto.DataType`."""
 
 
-def cut_model(path: Path, cuts: Sequence[str | Sequence[str]] | None, folder: Path) -> tuple[ModelPiece, ...]:
+def cut_model(path: Path, cuts: Sequence[str] | None, folder: Path) -> tuple[ModelPiece, ...]:
     """Cut the model at `path` into pieces, written to `folder`.
 
-    A cut that is a name lies after the layer of this name, or after the layer that computes the tensor of this name;
-    all tensors that cross it are found. A cut that is a list of tensors must name all that cross. With None, the model
-    is cut at each boundary between blocks (`LayerGraph.boundaries`). InputError for a model that cannot be cut, or not
-    at these places; MachineError if a piece cannot be written. After an error no file is left behind.
+    A cut lies after the layer of this name, or after the layer that computes the tensor of this name; all tensors that
+    cross it are found. With None, the model is cut at each boundary between blocks (`LayerGraph.boundaries`).
+    InputError for a model that cannot be cut, or not at these places; MachineError if a piece cannot be written. After
+    an error no file is left behind.
     """
     graph = LayerGraph.read(path)
-    if cuts is None:
-        fronts = [frozenset(range(place)) for place in graph.boundaries()]
-    else:
-        fronts = [graph.front_after(cut) if isinstance(cut, str) else graph.front_of(cut) for cut in cuts]
-    return graph.pieces(fronts, folder)
-
-
-def run_pieces(
-    pieces: Sequence[tuple[ModelPiece, Session]], feed: Mapping[str, Array], outputs: Sequence[str]
-) -> list[Array]:
-    """Run the pieces one after the other on inputs of the whole model; its outputs, in the order of `outputs`."""
-    known = dict(feed)
-    for piece, session in pieces:
-        made = session.run({port.name: known[port.name] for port in piece.inputs})
-        known.update(zip((port.name for port in session.signature.outputs), made, strict=True))
-    return [known[name] for name in outputs]
+    return graph.pieces(graph.boundaries() if cuts is None else [graph.end_after(cut) for cut in cuts], folder)
 
 
 def difference(found: Sequence[Array], expected: Sequence[Array]) -> float:
@@ -695,45 +661,6 @@ def _names_of(protos: Sequence[Any]) -> list[str]:
     return found
 
 
-def _reads(proto: Any) -> frozenset[str]:  # noqa: ANN401
-    """The tensors that a node reads, also those that its inner graphs take from outside."""
-    found = set(filter(None, proto.input))
-    for graph in _inner_graphs(proto):
-        inside = {tensor.name for tensor in graph.initializer} | {port.name for port in graph.input}
-        inside |= {tensor.values.name for tensor in graph.sparse_initializer}
-        for node in graph.node:
-            found |= _reads(node) - inside
-            inside.update(node.output)
-        found |= {port.name for port in graph.output} - inside
-    return frozenset(found)
-
-
-def _made_inside(proto: Any) -> Iterator[str]:  # noqa: ANN401
-    for graph in _inner_graphs(proto):
-        for node in graph.node:
-            yield from (node.name, *node.output)
-            yield from _made_inside(node)
-
-
-def _inner_graphs(proto: Any) -> Iterator[Any]:  # noqa: ANN401
-    for attribute in proto.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def tensors_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
-    """The weights of a graph, those of its inner graphs, and the tensors in its constants."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-        for inner in _inner_graphs(node):
-            yield from tensors_of(inner)
-
-
 def _leave_out_external(whole: Any, graph: Any, names: Iterator[str]) -> None:  # noqa: ANN401
     """Make inputs of the `whole` graph of the weights in other files that are constants, or lie in this graph within
     it, so that types can be inferred without these files; `names` are for the latter."""
@@ -745,7 +672,7 @@ def _leave_out_external(whole: Any, graph: Any, names: Iterator[str]) -> None:  
         if node.op_type == "Constant" and values:
             moved.append((node.output[0], values[0]))
             continue
-        for inner in _inner_graphs(node):
+        for inner in inner_graphs(node):
             _leave_out_external(whole, inner, names)
         nodes.append(node)
     if not moved:

@@ -21,7 +21,6 @@ import contextlib
 import platform
 import selectors
 import socket
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -30,26 +29,17 @@ from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
 from types import MappingProxyType
-from typing import IO, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
-import msgspec
 from msgspec import Struct, structs
 
 from sloop.cuda import GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.machine import capacity, hardware_name
-from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing, held_out_error
-from sloop.profile.measure import PASSES, SILENCE_S, next_line, order_of, process_died, timed_process
-from sloop.profile.timed_process import (
-    LAST,
-    READY,
-    RUN,
-    BatchReady,
-    LoadReport,
-    Message,
-    receive_into,
-)
+from sloop.profile.measure import PASSES, order_of, timed_process
+from sloop.profile.measured_process import SILENCE_S, MeasuredProcess
+from sloop.profile.timed_process import LAST, RUN, BatchReady, LoadReport, receive_into
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
 from sloop.units import NS_PER_S
 
@@ -59,9 +49,6 @@ SECONDS: Final = 1.0
 """The measured time for each number of workers in each pass."""
 RUNS_MIN: Final = 3
 """The fewest batches of each worker in one pass, for each number of workers; one more warms up."""
-
-
-Kind = TypeVar("Kind", BatchReady, LoadReport)
 
 
 class SharingTimes(NamedTuple):
@@ -218,16 +205,10 @@ def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -
 class RunningWorker:
     """A process that runs batches of one size when it is told to."""
 
-    def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        errors: IO[bytes],
-        sock: socket.socket,
-        shared: SharedMemory | None,
-        ready: BatchReady,
-    ) -> None:
+    def __init__(self, process: MeasuredProcess, sock: socket.socket, shared: SharedMemory | None) -> None:
         self.process, self.sock = process, sock
-        self._errors = errors
+        self._answers = process.answers(BatchReady | LoadReport)
+        ready: BatchReady = next(self._answers)
         self._inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
         for view in self._inputs:
             receive_into(sock, view)
@@ -264,10 +245,11 @@ class RunningWorker:
     def end(self) -> LoadReport:
         """End the process; returns its report."""
         self.sock.sendall(LAST)
-        return _expect(self.process, LoadReport, str(self.process.args))
+        report: LoadReport = next(self._answers)
+        return report
 
     def _died(self) -> MachineError:
-        return process_died(self.process, self._errors, "while others ran beside it")
+        return self.process.died("while others ran beside it")
 
 
 class TimedWorkers:
@@ -288,29 +270,9 @@ class TimedWorkers:
 @contextlib.contextmanager
 def running(model: Contender, threads: int, on: GpuPlace | None = None) -> Iterator[RunningWorker]:
     """A worker that has loaded its model with this many threads and run it once. It ends with the context."""
-    with timed_process(SILENCE_S, on) as (process, errors, sock, shared):
-        try:
-            if next_line(process, SILENCE_S) != READY:
-                raise process_died(process, errors, "before it began")
-            order = order_of(model.file, threads, (model.batch,), model.shapes, on)
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-            ready = _expect(process, BatchReady, str(model.file))
-            yield RunningWorker(process, errors, sock, shared, ready)
-        except OSError as error:  # sockets and pipes close when the process dies
-            raise process_died(process, errors, f"on {threads} cores") from error
-
-
-def _expect(process: "subprocess.Popen[bytes]", kind: type[Kind], model: str) -> Kind:
-    """The next message of a process, which must be of this kind. InputError if it has refused the model."""
-    line = next_line(process, SILENCE_S)
-    if not line:
-        raise ConnectionError("it ended")
-    message = msgspec.json.decode(line, type=Message)
-    if isinstance(message, RefusedModel):
-        raise InputError(message.what, where=message.where or model, help=message.help)
-    assert isinstance(message, kind), message
-    return message
+    with timed_process(str(model.file), threads, on=on) as (process, sock, shared):
+        process.order(order_of(model.file, threads, (model.batch,), model.shapes, on))
+        yield RunningWorker(process, sock, shared)
 
 
 def _means_ns(groups: Sequence[Sequence[RunningWorker]], seconds: float) -> list[float]:

@@ -1,18 +1,15 @@
 """The process whose forward passes are timed: `python -m sloop.profile.timed_process FD SHARED`.
 
-It loads its libraries, as a spare worker has before it gets a model, writes `READY` and waits for a `TimingOrder`, so
-that its parent can confine it to cores first. Then it treats each batch as a replica does: it reads the inputs from the
-socket FD (large ones from the shared memory SHARED; -1 for none), runs the model, and sends the outputs back; a replica
-also spends time on moving bytes.
+Its order (`sloop.profile.measured_process`) is a `TimingOrder`. It treats each batch as a replica does: it reads the
+inputs from the socket FD (large ones from the shared memory SHARED; -1 for none), runs the model, and sends the outputs
+back; a replica also spends time on moving bytes.
 
-It prints JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` it
-sends the inputs to the parent, because only this process can make them if the model has an example. For each run the
-parent sends `RUN` and the inputs (unless they are in shared memory) and receives the outputs; `STOP` ends the batch
-size, `LAST` the measurement. Anything the model prints goes to stderr.
+It answers with a `BatchReady` per batch size, then a `LoadReport`. After each `BatchReady` it sends the inputs to the
+parent, because only this process can make them if the model has an example. For each run the parent sends `RUN` and the
+inputs (unless they are in shared memory) and receives the outputs; `STOP` ends the batch size, `LAST` the measurement.
 """
 
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +18,19 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from sloop.cuda import CudaDevice, used_bytes
-from sloop.errors import InputError, SloopError
+from sloop.errors import InputError
 from sloop.memory import bounded, loading, peak_bytes, resident_bytes
 from sloop.profile import operators
-from sloop.profile.examine import RefusedModel
+from sloop.profile.measured_process import answer_order
 from sloop.profile.model import (
     Array,
     Session,
     feed_for,
     input_shapes,
     is_python,
-    onnx_runtime,
     open_model,
     thread_counts_kept,
 )
@@ -44,9 +39,8 @@ from sloop.profile.warming import remedy, sizes_to_warm, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
-from sloop.user_code import failure_of, line_in, raised_by_users, said_by
+from sloop.user_code import line_in, raised_by_users, said_by
 
-READY: Final = b"ready\n"
 RUN: Final = b"\x01"
 STOP: Final = b"\x00"
 LAST: Final = b"\x02"
@@ -99,39 +93,21 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     """Of the memory, what the sessions for other numbers of threads have added."""
 
 
-Message = BatchReady | LoadReport | RefusedModel
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: wait for the order, run each batch size on demand, report."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with contextlib.suppress(Exception):  # a model that needs it says what is wrong with it
-        onnx_runtime()
-    out.write(READY)
-    out.flush()
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return
-    order = msgspec.json.decode(line, type=TimingOrder)
-    try:
-        fd, memory = map(int, arguments)
+    """Entry point: run each batch size on demand, report."""
+    fd, memory = map(int, arguments)
+
+    def answers(order: TimingOrder) -> Iterator[BatchReady | LoadReport]:
         shared = SharedMemory(memory) if memory >= 0 else None
         with bounded() if order.device is None else contextlib.nullcontext():
-            for message in run_all(order, socket.socket(fileno=fd), shared):
-                out.write(msgspec.json.encode(message) + b"\n")
-                out.flush()
-    except SloopError as error:
-        refused = RefusedModel.of(error) if isinstance(error, InputError) else RefusedModel(error.what, "", error.help)
-        out.write(msgspec.json.encode(refused) + b"\n")
-        out.flush()
-    except Exception as error:
-        failure = failure_of(error)
-        sys.stderr.write(f"{failure.trace}\n{failure.detail}\n")  # the parent shows the last line
-        sys.exit(1)
+            yield from run_all(order, socket.socket(fileno=fd), shared)
+
+    answer_order(TimingOrder, answers)
 
 
-def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
+def run_all(
+    order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None
+) -> Iterator[BatchReady | LoadReport]:
     """Run each batch size until the parent sends `STOP`, or `LAST`; then report start-up times and memory."""
     path = Path(order.model)
     device = order.device

@@ -38,7 +38,7 @@ from sloop.options import Value
 from sloop.profile.examine import ExaminedModel, joining_text
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import LayerProfile, Profile, path_beside
+from sloop.profile.profile import Profile, path_beside
 from sloop.profile.warming import sizes_to_warm
 from sloop.serve.control import (
     ORDERS_MAX,
@@ -82,7 +82,7 @@ from sloop.systems.setup import (
     with_lone_requests,
 )
 from sloop.tensor import Signature, described
-from sloop.text import counted, listed, quoted
+from sloop.text import listed, quoted
 from sloop.units import GIB
 from sloop.vocabulary import Canary, Life, version_key
 
@@ -299,8 +299,6 @@ def cut_of(
             what, where=str(path), help="measure all with the same cuts: `sloop profile MODEL --layers --cut …`"
         )
     pieces = kept_pieces(path, next(iter(ends)), shapes, folder, divides_rows=for_shadows)
-    for measured in layers.values():
-        _check_measured(path, pieces, measured, without)
     blocks = tuple(map(_block_of, pieces))
     return CutModel(blocks, layers, max(profile.max_batch for profile in profiles.values()), for_shadows)
 
@@ -311,17 +309,6 @@ def _block_of(piece: ModelPiece) -> CutBlock:
     source = f"{file}#sha256={piece.checksums[file.name]}"
     weights = piece.checksums.get(data_file(file).name, "")
     return CutBlock(piece.file, piece.inputs, piece.outputs, piece.crossing, source, weights)
-
-
-def _check_measured(path: Path, pieces: Sequence[ModelPiece], measured: LayerProfile, without: str) -> None:
-    """InputError if these blocks differ from the measured ones. A profile names only the last layer of each block, and
-    after a cut at tensors of several branches (`--cut A,B`), layers before that one may belong to the next block."""
-    for place, (piece, block) in enumerate(zip(pieces, measured.blocks, strict=True), 1):
-        if len(piece.layers) != block.layers:
-            before = f"had {counted(block.layers, 'layer')} when it was measured"
-            what = f"block {place}, up to {block.end!r}, {before} and has {len(piece.layers)}"
-            again = "measure them again: `sloop profile MODEL --layers`, with `--cut NAME` instead of `--cut A,B`"
-            raise InputError(what, where=str(path), help=f"{again}, or {without}")
 
 
 def needs_blocks(setup: ApplicationSetup) -> bool:
