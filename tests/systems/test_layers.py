@@ -50,7 +50,7 @@ def test_how_compute_and_weight_relate() -> None:
 def test_what_every_load_takes() -> None:
     """Three blocks take 1046 ms together, the whole model 1042: 2 ms for each load beyond the first."""
     table = BlockTable(NETWORK)
-    assert table.load_fixed_ms == pytest.approx(2)
+    assert table.costs.moves.load_ms == pytest.approx(2)
     assert table.load_ms([0, 1]) == pytest.approx(42)
     assert BlockTable(NETWORK, fetch_mbps=8.0).load_ms([0, 1]) == pytest.approx(42 + 4000), "a megabyte each second"
 

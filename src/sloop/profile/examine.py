@@ -462,28 +462,30 @@ def changed_copy(path: Path, changes: Sequence[str], folder: Path) -> Path:
     """The copy of a model in which another machine has made these changes, and tested them (`ExaminedModel.changes`).
     It is written into `folder`. InputError for an unusable file, MachineError if the copy cannot be written."""
     for change in changes:
-        kind, _, batch = change.partition(" ")
-        model = read_onnx(path)
-        if kind == MAPS:
-            replace_zip_maps(model)
-        elif kind == OUTPUTS:
-            open_outputs(model)
-        else:
-            open_batch(model, int(batch))
-        path = _copy(path, model, kind, folder, lambda copy, is_new: None)
+        path, _ = _copy(path, change, folder, lambda copy, is_new: None)
     return path
+
+
+def _changed(path: Path, change: str) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """The message of a file with a change, and the classes of the columns by output, where ZipMaps are replaced."""
+    model, labels = read_onnx(path), dict[str, tuple[str, ...]]()
+    if change == MAPS:
+        labels = replace_zip_maps(model)
+    elif change == OUTPUTS:
+        open_outputs(model)
+    else:
+        open_batch(model, int(change.partition(" ")[2]))
+    return model, labels
 
 
 def _without_maps(path: Path, folder: Path | None) -> tuple[Path, dict[str, tuple[str, ...]]]:
     """A copy whose ZipMaps are replaced, and the classes of the columns by output."""
-    model = read_onnx(path)
-    labels = replace_zip_maps(model)
 
     def check(copy: Path, is_new: bool) -> None:
         if is_new:
             signature_of(open_session(copy, 1), path)
 
-    return _copy(path, model, MAPS, folder, check), labels
+    return _copy(path, MAPS, folder, check)
 
 
 def _with_open_batch(
@@ -499,15 +501,13 @@ def _with_open_batch(
         if batch > 1 and len(shapes.get(port.name, ())) == len(port.shape):
             what = f"the shape that is given for input {port.name!r} has all its {batch} rows"
             raise InputError(what, where=str(path), help="give the shape of one row")
-    model = read_onnx(path)
-    open_batch(model, batch)
 
     def check(copy: Path, is_new: bool) -> None:
         session = _check_opened(path, copy, batch, shapes) if is_new else OnnxSession(copy, 1)
         if obstacle := obstacle_of(session, copy):
             raise InputError(obstacle, where=str(path), help="export it with an open first dimension")
 
-    return _copy(path, model, OPEN, folder, check)
+    return _copy(path, f"{OPEN} {batch}", folder, check)[0]
 
 
 def _outputs_that_are_closed(signature: Signature) -> list[str]:
@@ -520,24 +520,18 @@ def _outputs_that_are_closed(signature: Signature) -> list[str]:
 def _with_open_outputs(path: Path, folder: Path | None, obstacle_of: Callable[[Session, Path], str]) -> Path:
     """A copy with an open first dimension of all outputs. InputError if its rows may meet, or if an output has other
     numbers of rows than the inputs."""
-    model = read_onnx(path)
-    open_outputs(model)
 
     def check(copy: Path, is_new: bool) -> None:
         if obstacle := obstacle_of(OnnxSession(copy, 1), copy):
             raise InputError(obstacle, where=str(path))
 
-    return _copy(path, model, OUTPUTS, folder, check)
+    return _copy(path, OUTPUTS, folder, check)[0]
 
 
 def _copy(
-    path: Path,
-    model: Any,  # noqa: ANN401
-    change: str,
-    folder: Path | None,
-    check: Callable[[Path, bool], object],
-) -> Path:
-    """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
+    path: Path, change: str, folder: Path | None, check: Callable[[Path, bool], object]
+) -> tuple[Path, dict[str, tuple[str, ...]]]:
+    """The changed copy of a file, see `_changed`. A new one is kept only if `check` does not raise.
 
     One that is there already is checked as not new: its results are known to be the same, but it may have been made
     because the user said so then (`joins_rows: true`). Its name has a digest of the model that it was made from, so
@@ -545,20 +539,21 @@ def _copy(
     MachineError if it cannot be written.
     """
     made_of = hashlib.sha256(f"{digest_of_model(path)} {COPIES}".encode()).hexdigest()[:12]
-    name = f"{path.name}.{change}-{made_of}.onnx"
+    name = f"{path.name}.{change.partition(' ')[0]}-{made_of}.onnx"
+    model, labels = _changed(path, change)
     place = path.parent if folder is None else folder
     if place != path.parent and has_external_weights(model):
         what = "a copy of it is needed, and the weights in other files are found in the folder of the model only"
         raise MachineError(f"{path}: {what}", help="free space for a copy of all its files")
     if (place / name).is_file():
         check(place / name, False)
-        return place / name
+        return place / name, labels
     part = place / f".{os.getpid()}-{name}"
     try:
         place.mkdir(parents=True, exist_ok=True)
         write_onnx(model, part)
         check(part, True)
-        return part.replace(place / name)
+        return part.replace(place / name), labels
     except (OSError, MachineError) as error:
         what = f"a copy of it is needed, and {place} cannot be written"
         raise MachineError(f"{path}: {what}", help="make that folder writable, or free some space") from error
@@ -570,9 +565,7 @@ def _copy(
 def free_batch(path: Path, target: Path, *, shapes: dict[str, tuple[int, ...]] | None = None) -> Signature:
     """Write a copy of the model with an open batch to `target`; its signature. InputError if its results differ."""
     batch = read_signature(path).fixed_batch
-    model = read_onnx(path)
-    if batch is not None:
-        open_batch(model, batch)
+    model = read_onnx(path) if batch is None else _changed(path, f"{OPEN} {batch}")[0]
     part = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         write_onnx(model, part)

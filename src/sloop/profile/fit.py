@@ -1,16 +1,15 @@
 """Fits of latency functions and of laws of interference to measured points, and the percentile that a profile uses.
 
-Pure and deterministic functions, robust fits included. A `Fit` holds its parameters and its errors at its points.
+Pure and deterministic functions. A `Fit` holds its parameters and its errors at its points.
 
-Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted by robust regression (RANSAC is cited) to P99
-latencies; specification §2.2: relative errors and non-negative parameters, which cannot be too optimistic at small
-batches. The laws of interference are PALDIA's, specification 2.1.1 and 7.2.
+Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted to P99 latencies; specification §2.2: relative errors
+and non-negative parameters, which cannot be too optimistic at small batches. The laws of interference are PALDIA's,
+specification 2.1.1 and 7.2.
 """
 
 import contextlib
 from collections.abc import Sequence
-from itertools import combinations, islice
-from math import comb, exp, inf, log
+from math import exp, inf, log
 from statistics import fmean, median
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -24,13 +23,6 @@ Percentile = Literal["p50", "p99"]
 
 PASSES_MAX: Final = 10
 """Passes for each column after which non-negative least squares ends, if rounding lets it go in circles."""
-SUBSETS_MAX: Final = 400
-"""Minimal subsets of the points that a robust fit tries, spread evenly over all subsets."""
-OUTLIER: Final = 2.5
-"""A point further off than this many robust standard deviations is dropped (Rousseeuw and Leroy, least median of
-squares)."""
-SCALE_MIN: Final = 0.02
-"""A relative residual below `OUTLIER` times this is never an outlier: repeated measurements differ that much."""
 SWEEPS: Final = 300
 """Limit of the alternating projections; a grid of 30 cells needs about ten."""
 RUNS_FOR_P99: Final = 100
@@ -111,31 +103,31 @@ def _bounded_table(samples: Sequence[Sample]) -> Fit:
     return judge(LatencyTable(table), points)
 
 
-def fit_quadratic(points: Sequence[Point], *, relative: bool = True, robust: bool = False) -> Fit:
+def fit_quadratic(points: Sequence[Point], *, relative: bool = True) -> Fit:
     """Fit αb² + βb + γ to points of one core count. ValueError for fewer than 3 batch sizes or several core counts.
 
-    `relative` minimises relative errors with parameters ≥ 0, otherwise plain least squares. `robust` drops outliers.
+    `relative` minimises relative errors with parameters ≥ 0, otherwise plain least squares.
     """
     if len({point.cores for point in points}) != 1:
         raise ValueError("a quadratic is fitted to points of one core count")
     if len({point.batch for point in points}) < 3:
         raise ValueError("a quadratic needs at least 3 batch sizes")
     rows = np.array([[point.batch**2, point.batch, 1.0] for point in points])
-    alpha, beta, gamma = _solve(rows, points, relative=relative, robust=robust)
+    alpha, beta, gamma = _solve(rows, points, relative=relative)
     return judge(Quadratic(alpha, beta, gamma), points)
 
 
-def fit_amdahl(points: Sequence[Point], *, relative: bool = True, robust: bool = False) -> Fit:
+def fit_amdahl(points: Sequence[Point], *, relative: bool = True) -> Fit:
     """Fit γb/c + ε/c + δb + η. ValueError for fewer than 4 points, 2 batch sizes or 2 core counts.
 
-    `relative` and `robust` as in `fit_quadratic`.
+    `relative` as in `fit_quadratic`.
     """
     if len({(point.batch, point.cores) for point in points}) < 4:
         raise ValueError("an Amdahl form needs at least 4 points")
     if len({point.batch for point in points}) < 2 or len({point.cores for point in points}) < 2:
         raise ValueError("an Amdahl form needs at least 2 batch sizes and 2 core counts")
     rows = np.array([[p.batch / p.cores, p.batch, 1.0 / p.cores, 1.0] for p in points])
-    gamma, delta, epsilon, eta = _solve(rows, points, relative=relative, robust=robust)
+    gamma, delta, epsilon, eta = _solve(rows, points, relative=relative)
     return judge(Amdahl(gamma, epsilon, delta, eta), points)
 
 
@@ -324,13 +316,10 @@ def _checked(points: Sequence[SlowdownPoint]) -> tuple[Vector, Vector]:
     return counts, factors
 
 
-def _solve(rows: Vector, points: Sequence[Point], *, relative: bool, robust: bool) -> list[float]:
+def _solve(rows: Vector, points: Sequence[Point], *, relative: bool) -> list[float]:
     latency_ms = np.array([point.latency_ms for point in points])
     if not (np.isfinite(latency_ms).all() and (latency_ms > 0).all()):
         raise ValueError("latencies must be positive")
-    if robust:
-        kept = _inliers(rows / latency_ms[:, None])
-        rows, latency_ms = rows[kept], latency_ms[kept]
     solution: Vector
     if relative:
         solution = nonnegative_least_squares(rows / latency_ms[:, None], np.ones(len(rows)))
@@ -379,25 +368,6 @@ def nonnegative_least_squares(matrix: Vector, target: Vector) -> Vector:
         is_refused[:] = False
     solution: Vector = found / norms
     return solution
-
-
-def _inliers(rows: Vector) -> NDArray[np.bool_]:
-    """Points that agree with the best minimal subset (least median of squares of relative residuals)."""
-    count, size = rows.shape
-    if count <= size + 1:
-        return np.ones(count, dtype=bool)
-    step = max(1, comb(count, size) // SUBSETS_MAX)
-    subsets = np.array(list(islice(combinations(range(count), size), 0, None, step)))
-    systems = rows[subsets]
-    sound = np.linalg.cond(systems) < 1e9
-    if not sound.any():
-        return np.ones(count, dtype=bool)
-    solutions = np.linalg.solve(systems[sound], np.ones((int(sound.sum()), size, 1)))[:, :, 0]
-    residuals = np.abs(1.0 - solutions @ rows.T)
-    medians = np.median(residuals, axis=1)
-    best = int(medians.argmin())
-    scale = 1.4826 * (1 + 5 / (count - size)) * float(medians[best])
-    return np.asarray(residuals[best] <= OUTLIER * max(scale, SCALE_MIN), dtype=bool)
 
 
 _CellKey = tuple[int, float]

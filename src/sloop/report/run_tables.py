@@ -9,8 +9,18 @@ from msgspec import Struct
 from sloop.report.explain.decision import RolloutStep
 from sloop.report.explain.misses import MissReason
 from sloop.report.plots import OTHER_ROUTES
-from sloop.report.tables import Table
-from sloop.runlog.summary import ApplicationRow, EstimateError, FigureRow, Figures, RouteRow, RunRow, RunSecond
+from sloop.report.tables import Cell, Table
+from sloop.runlog.cost import NodeRow
+from sloop.runlog.summary import (
+    ApplicationRow,
+    EstimateError,
+    FigureRow,
+    Figures,
+    RouteRow,
+    RunRow,
+    RunSecond,
+    StageRow,
+)
 from sloop.vocabulary import Node
 
 
@@ -82,64 +92,39 @@ def costs(rows: Sequence[RunRow]) -> Table:
     )
 
 
+def _by_run(title: str, columns: Sequence[str], runs: Iterable[tuple[str, Iterable[tuple[Cell, ...]]]]) -> Table:
+    """The rows of each run; with several runs the first column names the run."""
+    named = [(label, list(rows)) for label, rows in runs]
+    if len(named) > 1:
+        columns = ("system", *columns)
+        named = [(label, [(label, *row) for row in rows]) for label, rows in named]
+    return Table(title, tuple(columns), tuple(row for _, rows in named for row in rows))
+
+
 def applications(
     runs: Sequence[tuple[str, Sequence[ApplicationRow]]], title: str = "Application by application"
 ) -> Table:
-    """Outcomes and cost of each application, or of each version, grouped by run; with several runs the first column
-    names the run."""
-    several, versions = len(runs) > 1, any(row.version for _, rows in runs for row in rows)
-    outcomes = ("deadline ms", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms")
-    return Table(
-        title,
-        (
-            *(("system",) if several else ()),
-            *("application", *(("version",) if versions else ())),
-            *(*outcomes, "core-seconds", "USD", "accuracy"),
-        ),
-        tuple(
-            (
-                *((label,) if several else ()),
-                *(r.name, *((r.version,) if versions else ())),
-                *(
-                    r.slo_ms,
-                    r.requests,
-                    _attainment(r),
-                    r.late,
-                    r.dropped,
-                    r.rejected,
-                    r.failed,
-                    r.p50_ms,
-                    r.p99_ms,
-                ),
-                *(r.core_seconds, r.usd or None, r.accuracy),
-            )
-            for label, rows in runs
-            for r in rows
-        ),
-    )
+    """Outcomes and cost of each application, or of each version, grouped by run."""
+    versions = any(row.version for _, rows in runs for row in rows)
+    columns = ("application", *(("version",) if versions else ()), "deadline ms", "requests", "attainment %")
+    columns += ("late", "dropped", "rejected", "failed", "p50 ms", "p99 ms", "core-seconds", "USD", "accuracy")
+
+    def cells(r: ApplicationRow) -> tuple[Cell, ...]:
+        outcome = (r.slo_ms, r.requests, _attainment(r), r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms)
+        return (r.name, *((r.version,) if versions else ()), *outcome, r.core_seconds, r.usd or None, r.accuracy)
+
+    return _by_run(title, columns, ((label, map(cells, rows)) for label, rows in runs))
 
 
 def nodes(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """How long nodes of each kind were held and what they cost, grouped by run; with several runs the first column
-    names the run."""
-    several = len(runs) > 1
-    return Table(
-        "Nodes",
-        (*(("system",) if several else ()), "hardware", "most at once", "held, node-hours", "USD", "busy %", "Wh"),
-        tuple(
-            (
-                *((label,) if several else ()),
-                r.hardware,
-                r.most,
-                r.held_s / 3600,
-                r.usd or None,
-                None if r.busy is None else 100 * r.busy,
-                r.energy_wh,
-            )
-            for label, row in runs
-            for r in row.nodes
-        ),
-    )
+    """How long nodes of each kind were held and what they cost, grouped by run."""
+
+    def cells(r: NodeRow) -> tuple[Cell, ...]:
+        busy = None if r.busy is None else 100 * r.busy
+        return (r.hardware, r.most, r.held_s / 3600, r.usd or None, busy, r.energy_wh)
+
+    columns = ("hardware", "most at once", "held, node-hours", "USD", "busy %", "Wh")
+    return _by_run("Nodes", columns, ((label, map(cells, row.nodes)) for label, row in runs))
 
 
 def forms(runs: Sequence[tuple[str, RunRow]]) -> list[Table]:
@@ -192,52 +177,43 @@ def waits(runs: Iterable[tuple[str, Figures]], kind: str = "system") -> Table:
 
 
 def stages(runs: Sequence[tuple[str, RunRow]]) -> Table:
-    """Visits, waits, batches and losses of each stage, grouped by run; with several runs the first column names the
-    run.
-    """
-    several = len(runs) > 1
-    columns = ("stage", "visits", "mean wait ms", "longest wait ms", "batches", "mean batch", "largest batch")
-    return Table(
-        "Stage by stage",
-        (*(("system",) if several else ()), *columns, "dropped", "rejected", "failed"),
-        tuple(
-            (
-                *((label,) if several else ()),
-                *(r.stage, r.visits, r.mean_wait_ms, r.max_wait_ms, r.batches, r.mean_batch, r.max_batch),
-                *(r.dropped, r.rejected, r.failed),
-            )
-            for label, row in runs
-            for r in row.stages
-        ),
+    """Visits, waits, batches and losses of each stage, grouped by run."""
+
+    def cells(r: StageRow) -> tuple[Cell, ...]:
+        batches = (r.batches, r.mean_batch, r.max_batch)
+        return (r.stage, r.visits, r.mean_wait_ms, r.max_wait_ms, *batches, r.dropped, r.rejected, r.failed)
+
+    columns: tuple[str, ...] = (
+        "stage",
+        "visits",
+        "mean wait ms",
+        "longest wait ms",
+        "batches",
+        "mean batch",
+        "largest batch",
     )
+    columns += ("dropped", "rejected", "failed")
+    return _by_run("Stage by stage", columns, ((label, map(cells, row.stages)) for label, row in runs))
 
 
 def routes(runs: Sequence[tuple[str, RunRow]]) -> Table:
     """The routes that answered requests took through an application of several stages, with their share of all
-    requests of the application, and how many were answered in time."""
-    several = len(runs) > 1
-    columns = (
+    requests of the application, and how many were answered in time; grouped by run."""
+
+    def cells(row: RunRow, r: RouteRow) -> tuple[Cell, ...]:
+        share, in_time = 100 * r.answered / _requests(row, r), 100 * r.served / r.answered
+        return (", ".join(r.stages) or OTHER_ROUTES, r.answered, share, in_time, r.slo_ms, r.mean_ms, r.p99_ms)
+
+    columns: tuple[str, ...] = (
         "stages visited",
         "answered",
         "% of requests",
         "of the answered, in time %",
         "deadline ms",
-        "mean ms",
-        "p99 ms",
     )
-    return Table(
-        "Routes through the graph",
-        (*(("system",) if several else ()), *columns),
-        tuple(
-            (
-                *((label,) if several else ()),
-                *(", ".join(r.stages) or OTHER_ROUTES, r.answered, 100 * r.answered / _requests(row, r)),
-                *(100 * r.served / r.answered, r.slo_ms, r.mean_ms, r.p99_ms),
-            )
-            for label, row in runs
-            for r in row.routes
-        ),
-    )
+    columns += ("mean ms", "p99 ms")
+    by_run = ((label, [cells(row, route) for route in row.routes]) for label, row in runs)
+    return _by_run("Routes through the graph", columns, by_run)
 
 
 def _requests(row: RunRow, route: RouteRow) -> int:
@@ -246,27 +222,17 @@ def _requests(row: RunRow, route: RouteRow) -> int:
 
 
 def estimate_errors(runs: Sequence[tuple[str, Sequence[EstimateError]]]) -> Table:
-    """Estimated and actual durations of batches, grouped by run, on several kinds of hardware one row for each; with
-    several runs the first column names the run."""
-    several = len(runs) > 1
-    kinds = {error.hardware for _, errors in runs for error in errors}
-    columns = ("batches", "estimated ms", "actual ms", "bias %", "mean error %")
-    return Table(
-        "Estimated and actual time of a batch",
-        (
-            *(("system",) if several else ()),
-            *("stage", "variant", *(("hardware",) if len(kinds) > 1 else ()), *columns),
-        ),
-        tuple(
-            (
-                *((label,) if several else ()),
-                *(e.stage, e.variant, *((e.hardware,) if len(kinds) > 1 else ())),
-                *(e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape),
-            )
-            for label, errors in runs
-            for e in errors
-        ),
-    )
+    """Estimated and actual durations of batches, grouped by run, on several kinds of hardware one row for each."""
+    several = len({error.hardware for _, errors in runs for error in errors}) > 1
+
+    def cells(e: EstimateError) -> tuple[Cell, ...]:
+        place = (e.stage, e.variant, *((e.hardware,) if several else ()))
+        return (*place, e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape)
+
+    columns = ("stage", "variant", *(("hardware",) if several else ()))
+    columns += ("batches", "estimated ms", "actual ms", "bias %", "mean error %")
+    by_run = ((label, map(cells, errors)) for label, errors in runs)
+    return _by_run("Estimated and actual time of a batch", columns, by_run)
 
 
 def miss_reasons(reasons: Iterable[MissReason], *, several: bool) -> Table:

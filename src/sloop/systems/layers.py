@@ -15,7 +15,8 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.errors import InputError
-from sloop.profile.pairs import NOTIFY_MS, BlockCosts, MoveCosts, runs_of
+from sloop.profile.blocks import block_costs
+from sloop.profile.pairs import NOTIFY_MS, BlockCosts, SharedBlocks, runs_of
 from sloop.profile.profile import LatencyTable, LayerProfile
 from sloop.solvers.bodies import ShadowCandidate, capacity_rps, rank_correlation, shadow_candidates, size_share
 from sloop.solvers.cuts import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
@@ -123,19 +124,19 @@ class BlockTable:
         return tuple(block.param_bytes for block in self.layers.blocks)
 
     @cached_property
+    def costs(self) -> BlockCosts:
+        """Of a body and a shadow on the same cores, in batches up to the largest measured one."""
+        return block_costs(self.layers, self.cores, self.cores, self.shadow_batch)
+
+    @property
     def ranked(self) -> list[int]:
         """The blocks by compute per byte, falling."""
-        return self._shadow_costs().ranked()
-
-    @cached_property
-    def load_fixed_ms(self) -> float:
-        """What loading any piece takes, whatever its size: what all blocks take together beyond the whole model."""
-        return self.layers.load_fixed_ms
+        return self.costs.ranked()
 
     def load_ms(self, blocks: Sequence[int]) -> float:
         """To load these blocks as one piece, fetched before if a rate is given."""
-        blocks_ms = sum(self.layers.blocks[place].load_ms - self.load_fixed_ms for place in blocks)
-        return self.load_fixed_ms + blocks_ms + self._fetch_ms(sum(self.param_bytes[place] for place in blocks))
+        fetch_ms = self._fetch_ms(sum(self.param_bytes[place] for place in blocks))
+        return SharedBlocks(self.costs, tuple(blocks)).load_ms + fetch_ms
 
     @property
     def load_whole_ms(self) -> float:
@@ -147,10 +148,10 @@ class BlockTable:
 
     def piece_costs(self) -> PieceCosts:
         """For the solver of cuts; cold starts are without `load_fixed_ms`, which is the same for all pieces."""
-        blocks = self.layers.blocks
-        cold_ms = [block.load_ms - self.load_fixed_ms + self._fetch_ms(block.param_bytes) for block in blocks]
+        blocks, moves = self.layers.blocks, self.costs.moves
+        cold_ms = [block.load_ms - moves.load_ms + self._fetch_ms(block.param_bytes) for block in blocks]
         exec_ms = [block.latency_ms.latency_ms(self.batch, self.cores) for block in blocks]
-        moved_ms = [NOTIFY_MS + self.batch * block.crossing_bytes * self._move_ms_per_byte for block in blocks[:-1]]
+        moved_ms = [NOTIFY_MS + self.batch * each.crossing_bytes * moves.move_ms_per_byte for each in blocks[:-1]]
         return PieceCosts(
             tuple(time_ms / MS_PER_S for time_ms in cold_ms),
             tuple(time_ms / MS_PER_S for time_ms in exec_ms),
@@ -159,31 +160,10 @@ class BlockTable:
             self._memory_bytes_max,
         )
 
-    @property
-    def _move_ms_per_byte(self) -> float:
-        return self.layers.move_ms_per_mb / 1e6 or MoveCosts().move_ms_per_byte
-
-    def _shadow_costs(self) -> BlockCosts:
-        rows = range(1, self.shadow_batch + 1)
-        blocks = self.layers.blocks
-        table = [[0.0, *(block.latency_ms.latency_ms(batch, self.cores) for batch in rows)] for block in blocks]
-        table_ms = np.array(table)
-        return BlockCosts(
-            table_ms,
-            table_ms,
-            tuple(max(1, size) for size in self.param_bytes),
-            self.compute_ms,
-            (self.layers.input_bytes, *(block.crossing_bytes for block in blocks)),
-            self.cores,
-            self.cores,
-            inf,
-            MoveCosts(0.0, 0.0, self._move_ms_per_byte, NOTIFY_MS),
-        )
-
     def shadow(self, selection: str) -> ShadowProposal | None:
         """The shadow whose share of what the best one gains exceeds its share of the load time by most: where more
         blocks begin to weigh more than they gain. None if none gains anything."""
-        costs = self._shadow_costs()
+        costs = self.costs
         order = costs.prefix() if selection == "prefix" else costs.ranked()
         candidates = shadow_candidates(costs, order[:-1])  # with all blocks it would be another body
         if not candidates:
@@ -230,7 +210,7 @@ def layer_proposals(
     table = BlockTable(layers, memory_bytes_max, fetch_mbps)
     ends = [block.end for block in layers.blocks]
     costs = table.piece_costs()
-    fixed_ms = table.load_fixed_ms
+    fixed_ms = layers.load_fixed_ms
 
     def after(plan: PiecePlan) -> tuple[str, ...]:
         return tuple(ends[cut - 1] for cut in plan.cuts)
