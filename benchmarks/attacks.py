@@ -904,7 +904,7 @@ def main() -> None:
         rows, told = [], []
         for state, run_names, options in (("state", plain, ()), ("secured", secured, certified(folder))):
             if len(run_names) > 1:
-                with serving(app, folder / state, "--connections", str(CONNECTIONS), *options) as where:
+                with serving(app, folder / state, "--limits", f"{{connections: {CONNECTIONS}}}", *options) as where:
                     rate_rps = given.rate or given.load * capacity_rps(where, given)
                     called_rps = calls_rps(where, given)
                     both = f"{rate_rps:,.0f} requests/s and {called_rps:,.0f} calls/s over gRPC"

@@ -22,6 +22,7 @@ import uvloop
 from httptools import HttpRequestParser
 
 from benchmarks.notebook import arguments, publish, say, table
+from sloop.app.limits import ServerLimits
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.listener import listen
@@ -69,7 +70,9 @@ async def serve_bare(port: int) -> None:
 
 async def serve_sloop(port: int) -> None:
     """sloop's server, with all its checks and bounds."""
-    server = HttpServer(lambda exchange: exchange.reply(200, ANSWER), bodies=BodyMemory(2**26), requests_max=4096)
+    server = HttpServer(
+        lambda exchange: exchange.reply(200, ANSWER), bodies=BodyMemory(2**26), limits=ServerLimits(requests=4096)
+    )
     server.start(listen("127.0.0.1", port))
     await asyncio.Event().wait()
 

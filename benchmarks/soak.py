@@ -295,7 +295,7 @@ def rows_of(samples: Sequence[Sample]) -> list[tuple[object, ...]]:
         growth = f"{3600 * slope.per_s:+.3g} ± {3600 * slope.within_per_s:.2g}"
         rows.append((name, slope.level, min(values), max(values), growth, slope.is_flat))
     log = [sample.log_bytes / 2**20 for sample in kept]
-    rows.append(("state folder, MiB", median(log), min(log), max(log), "bounded by --log-bytes", None))
+    rows.append(("state folder, MiB", median(log), min(log), max(log), "bounded by `log_bytes`", None))
     return rows
 
 

@@ -22,12 +22,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.actions import VersionState
+from sloop.app.limits import BODIES_BYTES_MAX, ServerLimits
 from sloop.cli import COMMANDS, main
 from sloop.demo import write_example
 from sloop.runlog import read_log
-from sloop.serve.edge import rpc
-from sloop.serve.edge.bodies import ALL_BYTES_MAX
-from sloop.serve.edge.http import IDLE_S
+from sloop.serve.edge.rpc import IDLE_S_MAX
 from sloop.serve.metrics import Metrics
 from sloop.serve.server import Settings
 from sloop.units import GIB
@@ -147,7 +146,6 @@ def test_commands_have_options_that_exist(where: str, tmp_path: Path, monkeypatc
     assert parameters["no_profile"], "a server that measures a profile in production disturbs what it measures"
     assert parameters["host"] == "0.0.0.0"
     assert parameters["state"] is not None
-    assert not parameters["api_key"], "keys are in a file"
     assert (parameters["api_key_file"] is None) == (where == "container")
     if where in {"kuberay", "ray"}:
         assert (parameters["backend"], parameters["address"]) == ("ray", "auto")
@@ -179,7 +177,7 @@ MARGIN_S = 10
 
 def stop_s(parameters: dict[str, Any]) -> float:
     """How long a server may take from SIGTERM to its end."""
-    return float(parameters["grace_s"] + parameters["drain_s"] + MARGIN_S)
+    return float(parameters["grace_s"] + ServerLimits().drain_s + MARGIN_S)
 
 
 def pre_stop_s(pod: str) -> int:
@@ -221,7 +219,7 @@ def test_envoy_knows_it_as_soon_and_closes_idle_connections_before_the_server_do
         asked_s = [int(check[key].removesuffix("s")) for key in ("interval", "no_traffic_interval")]
         assert max(asked_s) * check["unhealthy_threshold"] < Settings().grace_s
         (protocol,) = cluster["typed_extension_protocol_options"].values()
-        assert int(protocol["common_http_protocol_options"]["idle_timeout"].removesuffix("s")) < IDLE_S
+        assert int(protocol["common_http_protocol_options"]["idle_timeout"].removesuffix("s")) < ServerLimits().idle_s
     for listener in resources["listeners"]:
         ((manager,),) = [each["filters"] for each in listener["filter_chains"]]
         ((route,),) = [host["routes"] for host in manager["typed_config"]["route_config"]["virtual_hosts"]]
@@ -611,7 +609,7 @@ def test_burn_rates_are_those_of_the_workbook() -> None:
             expression = recorded()[f"sloop:requests_missed:ratio_rate{window}"]
             assert set(re.findall(r"\[(\w+)\]", expression)) == {window}
             assert expression.endswith(f"sloop:requests:rate{window}")
-    assert f"0.8 * {ALL_BYTES_MAX}" in alerts["SloopBodiesGrow"]["expr"]
+    assert f"0.8 * {BODIES_BYTES_MAX}" in alerts["SloopBodiesGrow"]["expr"]
 
 
 def test_the_page_explains_every_alert() -> None:
@@ -636,13 +634,12 @@ def test_the_server_keeps_idle_connections_longer_than_proxies() -> None:
         name: int(seconds) for name, seconds in re.findall(r"^\| ([^|]*) \| (\d+) s[^|]*\| fits", page, re.MULTILINE)
     }
     assert len(kept) >= 3
-    for where in served():
-        assert all(seconds < parameters_of(served()[where])["idle_s"] for seconds in kept.values()), where
-    assert all(seconds < rpc.IDLE_S_MAX for seconds in kept.values())
-    (_, shorter, longer) = next(re.finditer(r"set it to (\d+) s, or give the server `--idle-s (\d+)`", page)).group(
-        0, 1, 2
-    )
-    assert int(shorter) < Settings().http.idle_s
+    assert all(seconds < ServerLimits().idle_s for seconds in kept.values())
+    assert all(seconds < IDLE_S_MAX for seconds in kept.values())
+    (_, shorter, longer) = next(
+        re.finditer(r"set it to (\d+) s, or give the server `limits: {idle_s: (\d+)}`", page)
+    ).group(0, 1, 2)
+    assert int(shorter) < ServerLimits().idle_s
     assert int(longer) > 3600
 
 
@@ -650,4 +647,4 @@ def test_haproxy_repeats_only_what_was_not_run() -> None:
     text = read("haproxy/haproxy.cfg")
     assert re.findall(r"^ *retry-on (.*)$", text, re.MULTILINE) == ["conn-failure 503"]
     (kept_s,) = re.findall(r"timeout http-keep-alive (\d+)s", text)
-    assert int(kept_s) < Settings().http.idle_s, "HAProxy closes idle connections before the server does"
+    assert int(kept_s) < ServerLimits().idle_s, "HAProxy closes idle connections before the server does"

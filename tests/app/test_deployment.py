@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.app.application import Application, Deployment, Limits, SystemChoice
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import parse_yaml
 from sloop.app.graph import declared_name
+from sloop.app.limits import Limits, ServerLimits
 from sloop.app.load import (
     DEPLOYMENT_KEYS,
     SCENARIO_KEYS,
@@ -108,7 +109,7 @@ limits: {requests: 100}
     assert (a.labels, again.labels) == ({"y": str(tmp_path / "names.txt")}, {"y": str(tmp_path / "names.txt")})
     assert (again.name, again.weight, again.rest_after_s, again.limits) == ("again", 2, 30, Limits(bytes=1_000_000))
     assert [each.system.parameters["cores"] for each in deployment.applications] == [4, 4, 2]
-    assert (deployment.name, deployment.limits) == ("all", Limits(requests=100))
+    assert (deployment.name, deployment.limits) == ("all", ServerLimits(requests=100))
     assert {each.cluster for each in deployment.applications} == {deployment.cluster}
     assert own.locate("stages[0].profile") == f"{tmp_path}/all.yaml:5: applications[2].stages[0].profile"
     assert a.locate("slo_ms") == f"{tmp_path}/a.yaml:2: slo_ms"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.soak import CLIENTS, EXPECTED, FEATURES, SHARES, Sample, Wire, family, fitted, look, rows_of, send
+from sloop.app.limits import ServerLimits
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.service import Model
@@ -74,7 +75,7 @@ def test_every_request_of_a_short_soak_ends_as_it_should_and_leaves_nothing() ->
     service = gateway.service = make_service(gateway, bodies=bodies)
     signature = Signature((Port("x", "FP32", (-1, 64)),), (Port("y", "FP32", (-1, 64)),), rows_max=8)
     service.add(Model("demo", 10**9, InputValidator(signature), service.models["demo"].limits))
-    web, rpc = web_server(service), rpc_server(service, requests_max=64)
+    web, rpc = web_server(service), rpc_server(service, limits=ServerLimits(requests=64))
     ports = thread.serve(web), thread.serve(rpc)
 
     async def run() -> Counter[str]:

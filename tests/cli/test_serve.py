@@ -4,6 +4,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from sloop.app.application import Deployment
+from sloop.app.limits import ServerLimits
 from sloop.cli import agent as agents
 from sloop.cli import main
 from sloop.cli import profile as module
@@ -27,10 +29,9 @@ from sloop.errors import MachineError
 from sloop.profile.fit import fit_all
 from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, load_profile
 from sloop.serve.backends.agents import NodeSettings
-from sloop.serve.edge.http import HttpSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
-from sloop.serve.server import GRACE_S, Settings
+from sloop.serve.server import Settings
 from tests.cli.conftest import APPLICATION, SERVED
 from tests.cli.test_command import SOLVERS_AND_PLOTS
 from tests.serve.edge.test_attacks import make_certificate
@@ -114,22 +115,77 @@ def test_an_application_without_models_is_refused(app: Path) -> None:
     assert "has no model" in result.stderr
 
 
-def test_options_of_connections_reach_the_server(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Settings] = []
-    monkeypatch.setattr(serving, "serve_until_stopped", lambda _, settings, **__: seen.append(settings))
-    given = "--head-s 3 --body-s 4 --idle-s 5 --connections 60 --connections-each 7 --answers-bytes 8 --cors-origin x"
-    assert (
-        CliRunner()
-        .invoke(main, ["serve", str(app), *given.split(), "--json-body-bytes", "9", "--grace-s", "2"])
-        .exit_code
-        == 0
+def served_limits(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServerLimits:
+    """The limits with which `sloop serve` would serve."""
+    seen: list[Deployment] = []
+    monkeypatch.setattr(serving, "serve_until_stopped", lambda deployment, *_, **__: seen.append(deployment))
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code == 0, result.stderr
+    return seen[0].limits
+
+
+def test_limits_come_from_the_deployment_a_file_or_a_mapping(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert served_limits(monkeypatch, str(app)) == ServerLimits()
+    file = tmp_path / "limits.yaml"
+    file.write_text("{head_s: 3, connections: 60, log_bytes: 0}")
+    assert served_limits(monkeypatch, str(app), "--limits", str(file)) == ServerLimits(
+        head_s=3, connections=60, log_bytes=0
     )
-    limits = seen[0].http
-    assert (limits.head_s, limits.body_s, limits.idle_s, limits.connections_max) == (3, 4, 5, 60)
-    assert (limits.each_address_max, limits.answers_bytes_max, limits.cors_origin, limits.tls) == (7, 8, "x", None)
-    assert (seen[0].json_bytes_max, seen[0].grace_s) == (9, 2)
-    assert CliRunner().invoke(main, ["serve", str(app)]).exit_code == 0
-    assert (seen[1].http, seen[1].grace_s) == (HttpSettings(), GRACE_S)
+    shop = tmp_path / "shop.yaml"
+    shop.write_text(f"name: shop\napplications: [{app.name}]\nlimits: {{head_s: 5, rows: 7, bytes: 1e6}}\n")
+    assert served_limits(monkeypatch, str(shop)) == ServerLimits(head_s=5, rows=7, bytes=10**6)
+    assert served_limits(monkeypatch, str(shop), "--limits", "{head_s: 6}") == ServerLimits(
+        head_s=6, rows=7, bytes=10**6
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ("{heads_s: 3}", ["--limits:1: heads_s", "unknown key", "did you mean 'head_s'?"]),
+        ("{head_s: soon}", ["--limits:1: head_s", "must be a number above 0"]),
+        ("{head_s: 0}", ["--limits:1: head_s", "must be a number above 0, not 0"]),
+        ("{log_bytes: 100}", ["--limits:1: log_bytes", "at least 1,048,576"]),
+        ("{spare_workers: -1}", ["--limits:1: spare_workers", "at least 0"]),
+        ("[3]", ["--limits", "must be a mapping with the keys requests"]),
+    ],
+)
+def test_mistakes_about_limits_are_told(app: Path, tmp_path: Path, limits: str, told: list[str]) -> None:
+    file = tmp_path / "bounds.yaml"
+    file.write_text(limits)
+    for given, where in ((limits, "--limits"), (str(file), str(file))):
+        if given.startswith("["):
+            continue  # a list is no mapping, so it is the name of a file
+        result = CliRunner().invoke(main, ["serve", str(app), "--limits", given])
+        assert result.exit_code == 1
+        assert all(part.replace("--limits", where) in result.stderr for part in told), result.stderr
+
+
+def test_a_limit_of_a_server_in_an_application_is_told_where_it_belongs(app: Path) -> None:
+    app.write_text(app.read_text() + "limits: {idle_s: 3}\n")
+    result = CliRunner().invoke(main, ["serve", str(app)])
+    assert (result.exit_code, "'idle_s' is a limit of a server" in result.stderr) == (1, True), result.stderr
+    assert "--limits" in result.stderr
+
+
+@pytest.mark.parametrize("option", sorted(serving.REMOVED))
+def test_options_that_were_removed_say_what_replaces_them(app: Path, option: str) -> None:
+    for given in ([option, "3"], [f"{option}=3"]):
+        result = CliRunner().invoke(main, ["serve", str(app), *given])
+        said = " ".join(result.stderr.split())
+        assert (result.exit_code, f"{option} is no option any more: {serving.REMOVED[option]}" in said) == (2, True)
+    kinds = (*serving.LIMITS, "bytes", "log_bytes")
+    assert all(hasattr(ServerLimits(), key) for key in kinds)
+
+
+def test_the_help_of_serve_is_in_groups() -> None:
+    text = CliRunner().invoke(main, ["serve", "--help"]).output
+    titles = ["Options:", "Clients:", "State, logs and spans:", "Other machines:"]
+    assert [line for line in text.splitlines() if line in titles] == titles
+    options = re.findall(r"^  (?:-h, )?--([a-z-]+)", text, re.MULTILINE)
+    assert len(set(options) - {"json", "help"}) <= 28
 
 
 @pytest.mark.parametrize(
@@ -161,7 +217,6 @@ MACHINES = ["cert", "key", "ca"]
         ([*NODES[:4]], 2, "--backend agents needs --token-file"),
         ([*NODES[:3], "here", *NODES[4:]], 2, "'here' is no address"),
         ([*NODES, "--agents-port", "9000"], 2, "with agents, --address has the port"),
-        ([*NODES, "--spare-workers", "2"], 2, "--spare-workers is for --backend local"),
         (["--agents-port", "9000"], 2, "--agents-port has no meaning with --backend local"),
     ],
 )
@@ -231,9 +286,7 @@ def test_keys_come_from_a_file_and_user_code_does_not_see_the_one_of_the_environ
     assert CliRunner(env={"SLOOP_API_KEY": "hidden"}).invoke(main, ["serve", str(app)]).exit_code == 0
     assert CliRunner().invoke(main, ["serve", str(app), "--api-key-file", str(file)]).exit_code == 0
     assert not caplog.records
-    assert CliRunner().invoke(main, ["serve", str(app), "--api-key", "shown"]).exit_code == 0
-    assert seen == [("hidden", None, None), ("", file, None), ("shown", None, None)]
-    assert "--api-key stands in the process list" in caplog.text
+    assert seen == [("hidden", None, None), ("", file, None)]
 
 
 def test_children_do_not_inherit_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

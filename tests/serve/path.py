@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
+from sloop.app.limits import ServerLimits
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, WorkerReady
 from sloop.runlog import Recorder
@@ -273,7 +274,7 @@ class Way(Deciding):
 
     def _connected(self, answer: Any, bodies: BodyMemory) -> list[HttpConnection]:
         """Connections of a server without a socket."""
-        server = HttpServer(answer, bodies=bodies, requests_max=1 << 10)
+        server = HttpServer(answer, bodies=bodies, limits=ServerLimits(requests=1 << 10))
         server.intake.start(asyncio.get_running_loop())
         server.intake.turn_ns = 10**12  # a slow machine takes the same way
         connections = [HttpConnection(server) for _ in range(CONNECTIONS)]

@@ -2,21 +2,30 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembly, Need, Source, StageWiring
 from sloop.serve.driver import Driver, ServedVersion
-from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.edges import EdgePort
 from sloop.serve.messages import OfferModel, Question, Run, ToEdge
 from sloop.serve.protocols import Pages, Servable
 from sloop.shared_memory import Arena, Arenas
+from sloop.systems.setup import Setup
 from sloop.tensor import Signature, Tensor
 
-EDGE = EdgeSettings(HttpSettings(), 1 << 20, 1 << 22, 1 << 20, 1 << 10)
+EDGE = EdgeSettings(ServerLimits(body_bytes=1 << 20, bytes=1 << 22, json_body_bytes=1 << 20, requests=1 << 10))
+
+
+def limited(setup: Setup, **limits: Any) -> Setup:
+    """The setup with these limits of its server, and without spare workers unless they say so."""
+    deployment = setup.deployment
+    changed = replace(deployment.limits, **{"spare_workers": 0, **limits})
+    return replace(setup, deployment=replace(deployment, limits=changed))
 
 
 def alone(stage: str, signature: Signature) -> StageWiring:

@@ -105,7 +105,7 @@ def serving(
     thread: LoopThread, folder: Path, *described: dict[str, object], spare_workers: int = 0
 ) -> Iterator[Running]:
     """A running server whose log replays when it has stopped."""
-    running = Running(thread, folder, *described, settings={"spare_workers": spare_workers})
+    running = Running(thread, folder, *described, limits={"spare_workers": spare_workers})
     try:
         running.wait_until_ready()
         yield running

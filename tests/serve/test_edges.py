@@ -21,13 +21,13 @@ import msgspec
 import pytest
 
 from sloop.actions import End
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import edges as module
 from sloop.serve.blocks import Block
-from sloop.serve.edge.http import HttpConnection, HttpServer, HttpSettings
+from sloop.serve.edge.http import HttpConnection, HttpServer
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edges import EdgePort, Edges, open_sockets
@@ -43,7 +43,7 @@ from sloop.vocabulary import Outcome, Request, RequestId
 from tests.serve.edge.test_attacks import make_certificate
 from tests.serve.edge.test_sink import OFFER
 from tests.serve.path import Wire
-from tests.serve.rig import NoPages
+from tests.serve.rig import NoPages, limited
 from tests.serve.test_live import ECHO, setup_of
 
 pytestmark = pytest.mark.live
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.live
 
 def test_settings_of_an_edge_read_back() -> None:
     tls = Tls(Path("/a"), Path("/b"))
-    settings = EdgeSettings(HttpSettings(tls=tls), 1, 2, 3, 4, "secret", Path("/keys"), access_log="-")
+    settings = EdgeSettings(ServerLimits(requests=4), "*", tls, "secret", Path("/keys"), access_log="-")
     assert EdgeSettings.decode(settings.encode()) == settings
 
 
@@ -115,7 +115,7 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         held = arenas.make(64 << 20, lambda _: None)
         if held is None:
             pytest.skip("this system has no memory to share")
-        settings = EdgeSettings(HttpSettings(), 16 << 20, 64 << 20, 9 << 20, 8)
+        settings = EdgeSettings(ServerLimits(body_bytes=16 << 20, bytes=64 << 20, json_body_bytes=9 << 20, requests=8))
         edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
         wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
         edge.on_record(msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
@@ -212,7 +212,7 @@ def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> Non
 
 def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        settings, here, there = EdgeSettings(HttpSettings(), 1, 1, 1, 1), Scene(), Address(5 << 48, 0, 100)
+        settings, here, there = EdgeSettings(ServerLimits()), Scene(), Address(5 << 48, 0, 100)
         nobody: Any = None
         with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
             edges = Edges(nobody, NoPages(), here.arenas, settings, sockets, Path())
@@ -240,7 +240,7 @@ class Running:
     def __init__(self, folder: Path, edges: int = 1, **settings: Any) -> None:
         self.folder = folder
         self.server: Serving | None = None
-        self._settings = Settings(http_port=0, grpc_port=0, state_folder=folder, edges=edges, drain_s=5, **settings)
+        self._settings = Settings(http_port=0, grpc_port=0, state_folder=folder, edges=edges, **settings)
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self.errors: list[BaseException] = []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
@@ -252,7 +252,7 @@ class Running:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        setup = setup_of({"name": "static", "replicas": 1, "cores": 0.5})
+        setup = limited(setup_of({"name": "static", "replicas": 1, "cores": 0.5}), drain_s=5)
         models = {("only", "v"): Servable("fake:sleep:5:0", ECHO)}
         try:
             async with serving(setup, models, self._settings) as self.server:
@@ -443,7 +443,7 @@ def test_certificates_are_read_again_on_order(tmp_path: Path) -> None:
     for name, issuer in (("authority", ""), ("server", "authority")):
         make_certificate(tmp_path, name, issuer=issuer)
     cert, key = tmp_path / "server.pem", tmp_path / "server.key"
-    running = Running(tmp_path / "state", edges=2, http=HttpSettings(tls=Tls(cert, key)))
+    running = Running(tmp_path / "state", edges=2, tls=Tls(cert, key))
     context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
 
     def serials() -> list[str]:
@@ -490,16 +490,15 @@ def test_what_edges_share_and_what_each_has() -> None:
 
     async def main() -> None:
         told: list[ToEdge] = []
-        http_settings = HttpSettings(connections_max=10, each_address_max=5, answers_bytes_max=1 << 20)
-        settings = EdgeSettings(http_settings, 1 << 20, 1 << 21, 1 << 20, 10)
+        limits = ServerLimits(requests=10, bytes=1 << 21, connections=10, answers_bytes=1 << 20)
+        settings = EdgeSettings(limits)
         with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 4)) as sockets:
             edges = Edges(None, NoPages(), Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
             for slot in (edges.slots[0], edges.slots[-1]):
                 slot.port = EdgePort(None, NoPages(), Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
             edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
         own, rpc = edges.slots[0].settings, edges.slots[-1].settings
-        assert (own.bodies_bytes_max, own.body_bytes_max, own.requests_max) == (1 << 19, 1 << 19, 3)
-        assert own.http == http_settings, "of each edge"
+        assert own.limits == replace(limits, requests=3, bytes=1 << 19), "all others are of each edge"
         assert rpc == msgspec.structs.replace(settings, socket_folder=Path("/state")), "gRPC has one edge"
         assert [model.limits for model in told if isinstance(model, OfferModel)] == [
             Limits(requests=3, bytes=25),

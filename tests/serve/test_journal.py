@@ -409,7 +409,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_help(tmp_path: Path) -
     (tmp_path / "log").write_text("")
     with pytest.raises(MachineError, match="cannot be written") as caught:
         Journal(tmp_path / "log", HEADER)
-    assert "--log off" in caught.value.help
+    assert "{log_bytes: 0}" in caught.value.help
 
 
 # Samples

@@ -25,6 +25,7 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from benchmarks.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, encode, frame
+from sloop.app.limits import ServerLimits
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name
@@ -35,7 +36,7 @@ from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.deploy import COPIES, Models, UnloadedModel
 from sloop.serve.edge.schema import SERVICE
-from sloop.serve.journal import LogLimits, Observed
+from sloop.serve.journal import Observed
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (
     NODES,
@@ -57,6 +58,7 @@ from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Request
 from tests.serve.edge.fakes import LoopThread
+from tests.serve.rig import limited
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -100,13 +102,14 @@ class Running:
         folder: Path,
         *described: Mapping[str, object],
         model: str = "",
-        drain_s: float = 5,
+        limits: Mapping[str, Any] = MappingProxyType({}),
         settings: Mapping[str, Any] = MappingProxyType({}),
         opened: tuple[Setup, Models, Mapping[str, UnloadedModel]] | None = None,
     ) -> None:
         setup, models, left_out = opened or loadable(set_up(load_deployment(described)), folder)
         self.thread, self.folder = thread, folder
-        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s, **settings)
+        setup = limited(setup, **{"drain_s": 5, **limits})
+        wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, **settings)
         if model:
             models = {key: Servable(model, ECHO) for key in models}
         self.context = serving(setup, models, wanted, left_out)
@@ -277,9 +280,9 @@ def test_a_deployments_limit_of_bytes_holds_for_all_its_models(thread: LoopThrea
 def test_segments_of_a_live_server_replay_and_have_the_clients_names(
     thread: LoopThread, tmp_path: Path, mlp: Path
 ) -> None:
-    wanted = {"access_log": str(tmp_path / "access.jsonl"), "log": LogLimits(bytes_max=2**20)}
+    wanted = {"access_log": str(tmp_path / "access.jsonl")}
     described = document(mlp) | {"system": "hpa"}
-    running = Running(thread, tmp_path, described, settings=wanted)
+    running = Running(thread, tmp_path, described, settings=wanted, limits={"log_bytes": 2**20})
     journal = running.server.journal
     assert journal is not None
     running.wait_until_ready()
@@ -428,7 +431,7 @@ def test_while_it_drains_it_finishes_what_is_here_refuses_what_comes_and_says_so
     thread: LoopThread, tmp_path: Path, mlp: Path, drain_s: float, sleep_ms: int, status: int
 ) -> None:
     running = Running(
-        thread, tmp_path, document(mlp, slo_ms=100_000), model=f"fake:sleep:{sleep_ms}:0", drain_s=drain_s
+        thread, tmp_path, document(mlp, slo_ms=100_000), model=f"fake:sleep:{sleep_ms}:0", limits={"drain_s": drain_s}
     )
     running.wait_until_ready()
     answers: list[tuple[int, bytes]] = []
@@ -474,11 +477,14 @@ SCRIPT = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from sloop.app.load import load_application, load_deployment
+from sloop.app.limits import ServerLimits
+from sloop.app.load import load_deployment
 from sloop.serve.server import Settings, serve
 described, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-settings = Settings(http_port=0, grpc_port=0, state_folder=folder, grace_s=0, drain_s=10)
-serve(load_application(described), settings, on_start=lambda server: print(server.http_port, flush=True))
+settings = Settings(http_port=0, grpc_port=0, state_folder=folder, grace_s=0)
+limits = ServerLimits(drain_s=10, spare_workers=0)
+deployment = replace(load_deployment(described), limits=limits)
+serve(deployment, settings, on_start=lambda server: print(server.http_port, flush=True))
 """
 
 
@@ -653,7 +659,7 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
 
 def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path: Path, mlp: Path) -> None:
     """Neither one that serves nor one that waits for a model."""
-    script = SCRIPT.replace("drain_s=10", "drain_s=10, spare_workers=1")
+    script = SCRIPT.replace("spare_workers=0", "spare_workers=1")
     command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)
@@ -751,9 +757,9 @@ def test_a_log_that_cannot_be_written_keeps_no_server_from_taking_the_place_of_o
     for at_end in ([], [""]):
         nodes.write(at_end)
         with pytest.raises(MachineError, match="the event log cannot be written"):
-            open_journal(setup, tmp_path, LogLimits(), observed)
+            open_journal(setup, tmp_path, ServerLimits(), observed)
     nodes.write(["local-0"])
-    assert open_journal(setup, tmp_path, LogLimits(), observed) is None
+    assert open_journal(setup, tmp_path, ServerLimits(), observed) is None
     assert "serves without a log" in caplog.text
 
 

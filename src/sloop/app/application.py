@@ -14,7 +14,8 @@ from typing import Annotated, Final
 from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When
-from sloop.options import NonNegativeInt, Range, Value
+from sloop.app.limits import Limits, ServerLimits
+from sloop.options import Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
@@ -153,24 +154,6 @@ class Estimates:
 WAKE_S: Final = 30.0
 """Half of the minute after which proxies and clients usually give up, so that they get the 503 that says when to come
 back. Most models start sooner."""
-ROWS_MOST: Final = 2**31 - 1
-"""The largest number of rows: that of a dimension in the protocols."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a server takes, of one application or of all together; 0 for the limits of the server."""
-
-    requests: NonNegativeInt = 0
-    """Open requests."""
-    bytes: NonNegativeInt = 0
-    """Bodies of open requests, in bytes."""
-    rows: Annotated[int, Range(least=0, most=ROWS_MOST)] = 0
-    """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
-    `ROWS_MAX` of `sloop.serve.deploy`."""
-    worker_bytes: NonNegativeInt = 0
-    """The memory of one worker; in a deployment, for each application that says nothing. 0: what follows from its
-    profile (`sloop.serve.worker_memory`)."""
 
 
 @dataclass(frozen=True)
@@ -337,8 +320,7 @@ class Deployment:
     """The system, with the parameters that all applications have: those of the default, if nobody declares a system.
     Its path is empty, and it has no parameters, if only the applications declare it."""
     cluster: tuple[Node, ...] = ()
-    limits: Limits = Limits()
-    """Of all applications together."""
+    limits: ServerLimits = ServerLimits()
     edges: int | None = None
     """Processes that accept connections and parse requests. None: see `sloop.serve.server`."""
     file: str = ""

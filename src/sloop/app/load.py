@@ -16,13 +16,13 @@ from sloop.app.application import (
     Application,
     Deployment,
     Estimates,
-    Limits,
     Stage,
     SystemChoice,
     accelerators_in,
 )
 from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, read_name, read_yaml
 from sloop.app.hardware import local, read_cluster
+from sloop.app.limits import Limits, ServerLimits, read_limits, read_own_limits
 from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
 from sloop.app.stages import SLO_MS_MAX, read_output_sources, read_paths, read_slowdown, read_stages
 from sloop.app.triton import CONFIG, read_repository
@@ -344,7 +344,7 @@ def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODEL
         name=read_name(fields["name"]),
         applications=(),
         system=_systems(fields, folder)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
-        limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        limits=read_limits(fields["limits"]) if "limits" in fields else ServerLimits(),
         edges=fields["edges"].integer(least=1, most=EDGES_MAX) if "edges" in fields else None,
         file=document.file,
         lines=document.lines,
@@ -431,7 +431,7 @@ def read_application(
         weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
         rest_after_s=rest_after_s,
         wake_s=fields["wake_s"].number(least=0, most=WAKE_S_MAX) if "wake_s" in fields else wake_s,
-        limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        limits=read_own_limits(fields["limits"]) if "limits" in fields else Limits(),
         verify=fields["verify"].number(least=0, most=1) if "verify" in fields else None,
         labels=_labels(fields["labels"], folder) if "labels" in fields else {},
         outputs=read_output_sources(fields["outputs"], stages) if "outputs" in fields else (),

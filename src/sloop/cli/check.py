@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import RenderableType
 
-from sloop.app.application import Application, Deployment, Limits, Stage, Variant
+from sloop.app.application import Application, Deployment, Stage, Variant
+from sloop.app.limits import Limits
 from sloop.app.load import is_model_application
 from sloop.cli.command import (
     CommandOutput,

@@ -5,22 +5,24 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
-from sloop.app.application import ROWS_MOST, Deployment, SystemChoice
-from sloop.app.document import NAME
+from sloop.app.application import Deployment, SystemChoice
+from sloop.app.document import NAME, parse_yaml, read_yaml
+from sloop.app.limits import read_limits
 from sloop.app.load import EDGES_MAX, model_urls
-from sloop.cli.agent import endpoint_of, node_tls_of, spares_option
+from sloop.cli.agent import endpoint_of, node_tls_of
 from sloop.cli.command import (
     FILE,
     FOLDER,
     HOST,
     AppPath,
     CommandOutput,
+    GroupedOption,
     Number,
     Shapes,
     check_systems,
@@ -36,7 +38,7 @@ from sloop.cli.command import (
     tensors_line,
     with_deadlines,
 )
-from sloop.cli.pull import cache_of, fetched_models, models_options
+from sloop.cli.pull import BYTES_VARIABLE, TOKENS_VARIABLE, fetched_models, usual_cache
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
@@ -47,22 +49,51 @@ from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy, unprofiled
 from sloop.serve.cpu_quota import confined
 from sloop.serve.dataflow import check_wiring
-from sloop.serve.deploy import COPIES, ROWS_MAX, UnloadedModel, signatures_of
-from sloop.serve.edge.bodies import JSON_BYTES_MAX
-from sloop.serve.edge.http import IDLE_S, HttpSettings
+from sloop.serve.deploy import COPIES, UnloadedModel, signatures_of
 from sloop.serve.edge.listener import Tls
-from sloop.serve.journal import LogLimits
 from sloop.serve.private import group_of
 from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
+from sloop.serve.weights.folder import MODELS_VARIABLE
 from sloop.text import counted, host_and_port, listed, number
 
 PORT = click.IntRange(0, 65535)
-POSITIVE = Number(min=0, min_open=True)
 OFF: Final = "off"
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
+INTO_LIMITS: Final = "write `{key}` into `limits:` of the deployment, or into a file for --limits"
+LIMITS: Final = (
+    "answers_bytes",
+    "body_bytes",
+    "body_s",
+    "connections",
+    "connections_each",
+    "drain_s",
+    "head_s",
+    "idle_s",
+    "json_body_bytes",
+    "log_age_h",
+    "log_bytes",
+    "log_sample",
+    "otlp_ratio",
+    "rows",
+    "spare_workers",
+)
+"""Keys of limits that once were options of the same names."""
+REMOVED: Final = {
+    **{f"--{key.replace('_', '-')}": INTO_LIMITS.format(key=key) for key in LIMITS},
+    "--bodies-bytes": INTO_LIMITS.format(key="bytes"),
+    "--log": INTO_LIMITS.format(key="log_bytes") + "; 0 keeps no event log",
+    "--api-key": f"write the key into a file for --api-key-file, or into the environment as {KEY_VARIABLE}",
+    "--models-cache": f"name the folder in the environment as {MODELS_VARIABLE}",
+    "--models-bytes": f"give the number in the environment as {BYTES_VARIABLE}",
+    "--models-tokens": f"name the file in the environment as {TOKENS_VARIABLE}",
+}
+"""What to write instead of options that `sloop serve` had before `--limits`."""
+listening = partial(click.option, cls=GroupedOption, group="Clients")
+keeping = partial(click.option, cls=GroupedOption, group="State, logs and spans")
+nodes = partial(click.option, cls=GroupedOption, group="Other machines")
 EXAMPLE = """
 sloop serve app.yaml
 sloop serve squeezenet.onnx
@@ -88,141 +119,23 @@ class PortOrOff(click.ParamType[int | None]):
         return f"[PORT|{OFF}]"
 
 
-def listening_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The address and the ports for clients."""
-    options = (
-        click.option(
-            "--host",
-            type=HOST,
-            default="127.0.0.1",
-            show_default=True,
-            help="Address to listen on; 0.0.0.0 listens on all addresses of IPv4, :: on all.",
-        ),
-        click.option(
-            "--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one."
-        ),
-        click.option(
-            "--grpc-port",
-            type=PortOrOff(),
-            default="8001",
-            show_default=True,
-            help="Port for gRPC; 0 chooses a free one, off leaves gRPC and its process out.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def key_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The keys of clients."""
-    options = (
-        click.option(
-            "--api-key",
-            envvar=KEY_VARIABLE,
-            default="",
-            help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
-            f"[env: {KEY_VARIABLE}]",
-        ),
-        click.option(
-            "--api-key-file",
-            type=FILE,
-            metavar="FILE",
-            help="Accept only requests with a key of this file: one per line, as KEY, NAME KEY or NAME KEY admin. "
-            "It is read again when it changes, and on SIGHUP.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def warn_of_visible_key() -> None:
-    """Warn if the key was given where others can read it."""
-    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
-        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
-
-
-def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about connections; `connections_of` reads them."""
-    options = (
-        click.option("--tls-cert", type=FILE, help="Certificate, with its chain (PEM); HTTP and gRPC then need TLS."),
-        click.option("--tls-key", type=FILE, help="Unencrypted key of the certificate (PEM)."),
-        click.option("--tls-client-ca", type=FILE, help="Accept only clients with a certificate of this authority."),
-        click.option("--cors-origin", default="", help="Origin whose web pages may use the server; * for all."),
-        click.option(
-            "--head-s",
-            type=POSITIVE,
-            default=10.0,
-            show_default=True,
-            help="Close an HTTP connection whose client takes longer for request line and headers.",
-        ),
-        click.option(
-            "--body-s",
-            type=POSITIVE,
-            default=60.0,
-            show_default=True,
-            help="Close an HTTP connection whose client takes longer for a body, or reads an answer too slowly.",
-        ),
-        click.option(
-            "--idle-s",
-            type=POSITIVE,
-            default=IDLE_S,
-            show_default=True,
-            help="Close an HTTP connection whose client sends no request for so many seconds. Choose more than a "
-            "proxy in front of the server keeps idle connections.",
-        ),
-        click.option(
-            "--connections",
-            type=click.IntRange(min=1),
-            help="Most open connections to each edge, and to the port of gRPC; at the limit, those without an "
-            "authorised request are closed first for new ones [default: 16384, or what the limit of file descriptors "
-            "allows].",
-        ),
-        click.option(
-            "--connections-each",
-            type=click.IntRange(min=1),
-            help="The same from one address (of IPv6, one /64) [default: half of --connections].",
-        ),
-        click.option(
-            "--answers-bytes",
-            type=click.IntRange(min=1),
-            default=2**28,
-            show_default=True,
-            help="Memory of each edge for answers over HTTP that clients have not taken; beyond it, stalled "
-            "connections are closed.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def connections_of(given: Mapping[str, Any]) -> HttpSettings:
-    """The settings of `connection_options`. InputError if a file of TLS is missing or cannot be used."""
+def tls_of(given: Mapping[str, Any]) -> Tls | None:
+    """The files of TLS for clients. InputError if one is missing or cannot be used."""
     cert, key, client_ca = given["tls_cert"], given["tls_key"], given["tls_client_ca"]
     if (cert is None) != (key is None) or (client_ca is not None and cert is None):
         missing = "--tls-key" if key is None and cert is not None else "--tls-cert"
         raise InputError(f"{missing} is missing", help="TLS needs --tls-cert and --tls-key")
-    tls = None if cert is None else Tls(cert, key, client_ca)
-    if tls is not None:
-        tls.context()
-    return HttpSettings(
-        head_s=given["head_s"],
-        body_s=given["body_s"],
-        idle_s=given["idle_s"],
-        connections_max=given["connections"] or 0,
-        each_address_max=given["connections_each"] or 0,
-        answers_bytes_max=given["answers_bytes"],
-        cors_origin=given["cors_origin"],
-        tls=tls,
-    )
+    if cert is None:
+        return None
+    tls = Tls(cert, key, client_ca)
+    tls.context()
+    return tls
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options about other machines; `nodes_of` reads them."""
     options = (
-        click.option(
+        nodes(
             "--backend",
             type=click.Choice(["local", "ray", "agents"]),
             default="local",
@@ -230,33 +143,33 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Where replicas run: on this machine, on the nodes of a Ray cluster (needs pip install ray), or where "
             "`sloop agent` runs.",
         ),
-        click.option(
+        nodes(
             "--address",
             default="",
             help="With --backend ray: the cluster's address, or auto for that of this machine [default: start one]. "
             "With --backend agents: the address HOST:PORT at which this server waits for agents.",
         ),
-        click.option(
+        nodes(
             "--agents-port",
             type=PORT,
             default=0,
             help="With --backend ray: the port for agents [default: a free one].",
         ),
-        click.option(
+        nodes(
             "--token-file",
             type=FILE,
             metavar="FILE",
             help="The token of the deployment, which agents must know; --backend agents needs one.",
         ),
-        click.option(
+        nodes(
             "--agents-tls-cert",
             type=FILE,
             metavar="FILE",
             help="Certificate of this machine (PEM); all connections between the machines then need TLS, on both "
             "sides. With --backend ray these three files must be on every node, under the same paths.",
         ),
-        click.option("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
-        click.option(
+        nodes("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
+        nodes(
             "--agents-tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates."
         ),
     )
@@ -269,9 +182,6 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
     backend, address, token_file = given["backend"], given["address"], given["token_file"]
     names = ("address", "agents_port", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
-    spares = click.get_current_context().get_parameter_source("spare_workers")
-    if backend != "local" and spares is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--spare-workers is for --backend local; give it to `sloop agent`")
     if backend == "local":
         unused = next((name for name in names if given[name]), "")
         if unused:
@@ -289,46 +199,20 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     return NodeSettings(None, *endpoint_of(address), token_file, tls)
 
 
-@command("serve", example=EXAMPLE)
+@command("serve", example=EXAMPLE, removed=REMOVED)
 @click.argument("apps", nargs=-1, required=True, type=AppPath())
 @click.option(
     "--name", help="What clients call the application [default: as its file says, or as the model is called]."
 )
-@listening_options
 @click.option("--system", metavar="NAME", help="Run this system instead of the one that APPS name.")
 @slo_option
 @click.option("--no-profile", is_flag=True, help="Refuse a model without a profile instead of measuring it first.")
 @shape_option
-@models_options
-@key_options
 @click.option(
-    "--state",
-    type=FOLDER,
-    help="Folder for lock, control socket, copies of models and event log [default: .sloop/NAME].",
-)
-@click.option(
-    "--log",
-    type=click.Choice(["on", "off"]),
-    default="on",
-    show_default=True,
-    help="Whether to keep an event log, which explain and replay read.",
-)
-@click.option(
-    "--log-bytes",
-    type=click.IntRange(min=2**24),
-    default=2**30,
-    show_default=True,
-    help="Most bytes of the event log, with those of earlier runs; the oldest segments are deleted.",
-)
-@click.option(
-    "--log-age-h", type=Number(min=0), default=0.0, help="Hours after which a segment is deleted [default: never]."
-)
-@click.option(
-    "--log-sample",
-    type=Number(min=0, max=1),
-    default=1.0,
-    help="Fraction of the requests served in time to log; all other requests are logged. A log with a sample cannot be "
-    "replayed. [default: all]",
+    "--limits",
+    metavar="FILE",
+    help="YAML with limits of the server (sizes, times, connections, log), as below `limits:` of a deployment file, "
+    "whose keys it replaces; or a mapping such as '{log_bytes: 1e8}'.",
 )
 @click.option(
     "--edges",
@@ -336,59 +220,6 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     help="Processes that accept connections of HTTP and parse requests; gRPC has one of its own [default: the "
     "deployment's, or 1].",
 )
-@click.option(
-    "--access-log",
-    default="",
-    metavar="FILE",
-    help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
-)
-@click.option(
-    "--log-group",
-    default="",
-    metavar="GROUP",
-    help="Let this group read event log and access log, such as that of a program that collects them [default: none].",
-)
-@click.option(
-    "--otlp",
-    default="",
-    metavar="URL",
-    help="Send OpenTelemetry spans of requests to this receiver (OTLP over HTTP), such as http://localhost:4318. Needs "
-    "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
-)
-@click.option(
-    "--otlp-ratio",
-    type=Number(min=0, max=1),
-    default=1.0,
-    help="Of the requests that come without a traceparent, the fraction that is traced. [default: all]",
-)
-@click.option(
-    "--body-bytes",
-    type=click.IntRange(min=1),
-    default=2**26,
-    show_default=True,
-    help="Largest body of a request; larger ones are answered 413.",
-)
-@click.option(
-    "--bodies-bytes",
-    type=click.IntRange(min=1),
-    help="Memory for the bodies of all open requests; beyond it new ones are answered 503 "
-    "[default: the deployment's limit, or 1 GiB].",
-)
-@click.option(
-    "--json-body-bytes",
-    type=click.IntRange(min=1),
-    default=JSON_BYTES_MAX,
-    show_default=True,
-    help="Largest JSON in a body. Binary tensors do not count; --body-bytes limits the whole.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(min=1, max=ROWS_MOST),
-    help="Most rows of one request to an application whose file sets no `limits: {rows: N}` "
-    f"[default: the deployment's limit, or {ROWS_MAX}].",
-)
-@connection_options
-@node_options
 @click.option(
     "--repository",
     type=FOLDER,
@@ -403,14 +234,57 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     help="Seconds to go on serving after SIGTERM, as not ready, until load balancers have noticed. Ctrl-C, or a second "
     "signal, skips them.",
 )
-@click.option(
-    "--drain-s",
-    type=Number(min=0),
-    default=30.0,
+@listening(
+    "--host",
+    type=HOST,
+    default="127.0.0.1",
     show_default=True,
-    help="Seconds to finish open requests before they fail, after --grace-s.",
+    help="Address to listen on; 0.0.0.0 listens on all addresses of IPv4, :: on all.",
 )
-@spares_option
+@listening("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
+@listening(
+    "--grpc-port",
+    type=PortOrOff(),
+    default="8001",
+    show_default=True,
+    help="Port for gRPC; 0 chooses a free one, off leaves gRPC and its process out.",
+)
+@listening(
+    "--api-key-file",
+    type=FILE,
+    metavar="FILE",
+    help="Accept only requests with a key of this file: one per line, as KEY, NAME KEY or NAME KEY admin. It is read "
+    f"again when it changes, and on SIGHUP. {KEY_VARIABLE} in the environment is one more key.",
+)
+@listening("--tls-cert", type=FILE, help="Certificate, with its chain (PEM); HTTP and gRPC then need TLS.")
+@listening("--tls-key", type=FILE, help="Unencrypted key of the certificate (PEM).")
+@listening("--tls-client-ca", type=FILE, help="Accept only clients with a certificate of this authority.")
+@listening("--cors-origin", default="", help="Origin whose web pages may use the server; * for all.")
+@keeping(
+    "--state",
+    type=FOLDER,
+    help="Folder for lock, control socket, copies of models and event log [default: .sloop/NAME].",
+)
+@keeping(
+    "--access-log",
+    default="",
+    metavar="FILE",
+    help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
+)
+@keeping(
+    "--log-group",
+    default="",
+    metavar="GROUP",
+    help="Let this group read event log and access log, such as that of a program that collects them [default: none].",
+)
+@keeping(
+    "--otlp",
+    default="",
+    metavar="URL",
+    help="Send OpenTelemetry spans of requests to this receiver (OTLP over HTTP), such as http://localhost:4318. Needs "
+    "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+)
+@node_options
 @stoppable()
 @never_waiting()
 def serve(
@@ -422,22 +296,14 @@ def serve(
     slo_ms: float | None,
     no_profile: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    api_key: str,
+    limits: str | None,
     api_key_file: Path | None,
     state: Path | None,
-    log: str,
-    log_bytes: int,
-    log_age_h: float,
-    log_sample: float,
     edges: int | None,
     access_log: str,
     otlp: str,
-    otlp_ratio: float,
-    body_bytes: int,
-    bodies_bytes: int | None,
-    json_body_bytes: int,
     repository: Path | None,
-    **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
+    **others: Any,  # noqa: ANN401  # see tls_of and nodes_of
 ) -> None:
     """Serve APPS until SIGTERM or Ctrl-C: application files, a deployment file, models or their URLs, folders with one
     of these, or Triton model repositories. A model is an application of one stage, with a deadline by its speed.
@@ -447,29 +313,23 @@ def serve(
     As soon as the server listens it prints its addresses and the path of its event log. `sloop deploy` adds, replaces
     and removes applications while it serves.
     """
-    os.environ.pop(KEY_VARIABLE, None)  # user code, which loading an application may run, need not see it
+    api_key = os.environ.pop(KEY_VARIABLE, "")  # user code, which loading an application may run, need not see it
     context = click.get_current_context()
-    warn_of_visible_key()
     check_temporary()
-    models = fetched_models(model_urls(apps), cache_of(others))
-    deployment = _with_rows(_named(loaded(apps, slo_ms, models), others["name"]), others["rows"])
+    models = fetched_models(model_urls(apps), usual_cache)
+    deployment = _limited(_named(loaded(apps, slo_ms, models), others["name"]), limits)
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),
-        body_bytes_max=body_bytes,
-        bodies_bytes_max=bodies_bytes or 0,
-        json_bytes_max=json_body_bytes,
-        http=connections_of(others),
+        tls=tls_of(others),
+        cors_origin=others["cors_origin"],
         nodes=nodes_of(others),
         state_folder=state,
         edges=edges,
         access_log=access_log,
         log_group=group_of(others["log_group"]),
-        spans=SpanSettings(otlp, otlp_ratio) if otlp else None,
-        log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
+        spans=SpanSettings(otlp, deployment.limits.otlp_ratio) if otlp else None,
         repository=repository,
         grace_s=others["grace_s"],
-        drain_s=others["drain_s"],
-        spare_workers=others["spare_workers"],
     )
     choice, folder = chosen_system(system), check_usable(settings, deployment)
     known = ExaminedModels(folder / COPIES)
@@ -480,7 +340,7 @@ def serve(
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
             served = deployment.without(server.insight.refused)
-            print_output(addresses(served, server, list(first.values()), is_secure=settings.http.tls is not None))
+            print_output(addresses(served, server, list(first.values()), is_secure=settings.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out, examined=known)
 
@@ -501,9 +361,12 @@ def _named(deployment: Deployment, name: str | None) -> Deployment:
     return replace(deployment, name=name, applications=(replace(deployment.applications[0], name=name),))
 
 
-def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
-    """The deployment with this limit of rows for the applications that set none."""
-    return deployment if rows is None else replace(deployment, limits=replace(deployment.limits, rows=rows))
+def _limited(deployment: Deployment, given: str | None) -> Deployment:
+    """The deployment with the limits in a file, or a mapping, instead of those of the same keys."""
+    if given is None:
+        return deployment
+    declared = parse_yaml(given, "--limits") if given.lstrip().startswith("{") else read_yaml(Path(given))
+    return replace(deployment, limits=read_limits(declared, deployment.limits))
 
 
 def first_profiles(

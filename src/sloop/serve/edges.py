@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct, structs
 
+from sloop.app.limits import Limits
 from sloop.errors import MachineError
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.driver import Driver
@@ -80,6 +81,7 @@ REAP_S: Final = 0.002
 DELIVERY_LOOK_S: Final = 0.01
 """How often to check whether the last answers have reached their edges."""
 STDOUT: Final = "-"
+L = TypeVar("L", bound=Limits)
 
 _log: Final = logging.getLogger("sloop.edges")
 
@@ -295,13 +297,9 @@ class Edges:
         self._table.on_change.append(lambda: self._tell(self._holders()))
         self._loop = loop or asyncio.get_running_loop()
         self._count = count = len(sockets.http)
-        all_bytes = max(1, settings.bodies_bytes_max // count)
-        shared = structs.replace(
-            settings,
-            bodies_bytes_max=all_bytes,
-            body_bytes_max=min(settings.body_bytes_max, all_bytes),
-            requests_max=_share(settings.requests_max, count),
-        )
+        limits = settings.limits
+        whole = replace(limits, requests=limits.requests_max, bytes=limits.bodies_bytes_max)
+        shared = structs.replace(settings, limits=_share(whole, count))
         self.slots = [EdgeSlot(f"edge {number}", sock, shared) for number, sock in enumerate(sockets.http)]
         if sockets.grpc is not None:
             self.slots.append(EdgeSlot("gRPC edge", sockets.grpc, structs.replace(settings, socket_folder=folder)))
@@ -415,8 +413,7 @@ class Edges:
         count, limits = 1 if slot.is_grpc else self._count, model.limits
         if count == 1 or not (limits.requests or limits.bytes):
             return model
-        shared = replace(limits, requests=_share(limits.requests, count), bytes=_share(limits.bytes, count))
-        return structs.replace(model, limits=shared)
+        return structs.replace(model, limits=_share(limits, count))
 
     def _start(self, slot: EdgeSlot) -> None:
         if self._is_closing:
@@ -539,9 +536,9 @@ class Edges:
         self._loop.call_later(pause_s, self._start, slot)
 
 
-def _share(limit: int, count: int) -> int:
-    """One edge's share of a limit; 0 is none."""
-    return -(-limit // count)
+def _share(limits: L, count: int) -> L:
+    """One edge's share of the limits that hold for all edges together; 0 is none."""
+    return replace(limits, requests=-(-limits.requests // count), bytes=-(-limits.bytes // count))
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:

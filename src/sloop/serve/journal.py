@@ -146,7 +146,7 @@ class Journal:
         except OSError as error:
             raise MachineError(
                 f"{folder}: the event log cannot be written: {error.strerror}",
-                help="free space, name another folder with --state, or serve with --log off",
+                help="free space, name another folder with --state, or serve with `limits: {log_bytes: 0}`",
             ) from error
         self._writer: _DiskWriter | None = _DiskWriter(path)
         self._archive()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits
 from sloop.cuda import CudaDevice
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_address
@@ -30,6 +30,7 @@ import uvloop
 from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.limits import ServerLimits
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.machine import capacity, hardware_name
@@ -38,7 +39,7 @@ from sloop.profile.measure import PROFILES
 from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.control import ControlSocket
 from sloop.serve.copies import ExaminedModels
 from sloop.serve.cpu_quota import detect
@@ -63,9 +64,7 @@ from sloop.serve.deploy import (
 )
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.access import AccessLog
-from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
-from sloop.serve.edge.http import HttpSettings
-from sloop.serve.edge.listener import raise_descriptor_limit
+from sloop.serve.edge.listener import Tls, raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import ADMIN, Keys
 from sloop.serve.edges import Edges, EdgeSockets, open_sockets
@@ -167,7 +166,6 @@ T = TypeVar("T")
 LOAD_S_MAX: Final = 60.0
 """An application that takes longer to load at the start, such as one whose model hangs, is left to later attempts if
 others are to be served."""
-ALL_REQUESTS_MAX: Final = 16_384
 GRACE_S: Final = 3.0
 """HAProxy, as configured in `deploy/`, notices within 2 s that a server is not ready. Kubernetes takes an ending pod
 out of its Services whether it is ready or not, which usually reaches all nodes within a second."""
@@ -185,21 +183,12 @@ class Settings:
     """A key that clients may send; empty for none."""
     api_key_file: Path | None = None
     """Keys that clients may send, one per line; read again when the file changes, and on SIGHUP. See `Keys`."""
-    http: HttpSettings = field(default_factory=HttpSettings)
-    """Time-outs and bounds of HTTP connections, TLS, CORS."""
-    body_bytes_max: int = 64 * 2**20
-    json_bytes_max: int = JSON_BYTES_MAX
-    """Of the JSON in a body."""
-    bodies_bytes_max: int = 0
-    """Bytes of all open requests together; 0: the deployment's limit, or else `ALL_BYTES_MAX`."""
-    requests_max: int = 0
-    """Open requests at the same time; further connections wait unread. 0: the deployment's limit, or else
-    `ALL_REQUESTS_MAX`."""
+    tls: Tls | None = None
+    cors_origin: str = ""
+    """The origin whose pages in a browser may use the server, `*` for all, empty for none."""
     state_folder: Path | None = None
     """The folder of lock, control socket and event log; None: `.sloop/NAME` in the working directory, with the name of
     the deployment."""
-    log: LogLimits | None = field(default_factory=LogLimits)
-    """What the event log may take; None: no event log."""
     access_log: str = ""
     """The file of the access log, `-` for stdout; empty for none."""
     log_group: int = NOBODY
@@ -210,11 +199,6 @@ class Settings:
     """The folder whose application files clients may load; None if they may not load or end models."""
     grace_s: float = GRACE_S
     """How long the server goes on serving after SIGTERM, as one that is not ready."""
-    drain_s: float = 30.0
-    """How long it finishes open requests after that."""
-
-    spare_workers: int = 0
-    """How many workers may be started ahead, to be there when a replica is needed."""
     nodes: NodeSettings | None = None
     """How the machines of the cluster are reached; None if this machine is all there is."""
 
@@ -227,13 +211,10 @@ class Settings:
 
     def edge(self, deployment: Deployment) -> EdgeSettings:
         """What all edges together may hold, and how they speak with clients."""
-        bytes_max = self.bodies_bytes_max or deployment.limits.bytes or ALL_BYTES_MAX
         return EdgeSettings(
-            self.http,
-            min(self.body_bytes_max, bytes_max),
-            bytes_max,
-            self.json_bytes_max,
-            self.requests_max or deployment.limits.requests or ALL_REQUESTS_MAX,
+            deployment.limits,
+            self.cors_origin,
+            self.tls,
             self.api_key,
             self.api_key_file,
             has_repository=self.repository is not None,
@@ -459,7 +440,7 @@ async def serving(
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
             edges=lambda: edges.serving_edges(),  # noqa: PLW0108  # likewise
         )
-        journal = open_journal(setup, folder, settings.log, Observed(core, metrics.state, planner.save))
+        journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
         arenas = Arenas()
         token = b"" if settings.nodes is None else settings.nodes.token()
@@ -480,7 +461,7 @@ async def serving(
         await edges.start()
         await backend.open()
         driver.start()
-        stack.push_async_callback(driver.drain, settings.drain_s, edges.delivered)
+        stack.push_async_callback(driver.drain, deployment.limits.drain_s, edges.delivered)
         stack.callback(edges.drain)
         stack.push_async_callback(repository.close)
         control = ControlSocket(deployer.handle)
@@ -535,15 +516,15 @@ def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
             holders=holders,
             memory=memory if nodes.port and nodes.token_file is not None else None,
         )
-    limits = detect()
-    _log.info("cores of replicas are limited by %s", limits.why)
+    quotas, spares = detect(), setup.deployment.limits.spare_workers
+    _log.info("cores of replicas are limited by %s", quotas.why)
     return LocalBackend(
-        *(models, wirings, limits.actuator),
+        *(models, wirings, quotas.actuator),
         arenas=arenas,
         nodes=cluster,
         gpus=gpus,
         threads_prepared=threads,
-        spares_max=settings.spare_workers,
+        spares_max=usual_spares_max() if spares is None else spares,
     )
 
 
@@ -667,18 +648,19 @@ def check_repository(folder: Path | None, keys: Keys) -> None:
         _log.warning("%s %s; write NAME KEY %s into the file of --api-key-file", what, ADMIN, ADMIN)
 
 
-def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed: Observed) -> Journal | None:
-    """The event log of this run in a state folder; None without limits. A log that cannot be written is a
+def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Observed) -> Journal | None:
+    """The event log of this run in a state folder; None if the limits leave it out. A log that cannot be written is a
     `MachineError`, unless agents wait for this server to take the place of one that has died: it then has none."""
-    if limits is None:
+    if not limits.log_bytes:
         return None
+    kept = LogLimits(limits.log_bytes, 3600 * limits.log_age_h, limits.log_sample)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     header = header_of(setup, origin="live", date=date, machine=hardware_name())
     try:
         older = older_log(folder / FOLDER)
         if older:
             _log.warning("%s; a new log begins beside them", older)
-        return Journal(folder / FOLDER, header, limits, observed)
+        return Journal(folder / FOLDER, header, kept, observed)
     except MachineError as error:
         if not any(NodeMemory(folder / NODES).read()):
             raise
@@ -705,22 +687,27 @@ def written(journal: Journal | None, name: str, driver: Driver, spans: SpanSetti
 
 def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     """Raise an error for what cannot be served as it is wanted; warn of what will be served badly."""
+    limits = setup.deployment.limits
     if settings.nodes is None:
         check_cores(setup.deployment)
     elif settings.nodes.tls is not None:
         settings.nodes.tls.server_context()
+    if settings.nodes is not None and limits.spare_workers is not None:
+        what = "`limits: {spare_workers: …}` is for replicas on this machine"
+        raise InputError(what, where=setup.deployment.file, help="leave it out: agents have one for each core")
     for each in setup.applications:
         check_nodes(each, has_agents=settings.nodes is not None)
     check_repository(settings.repository, keys)
     if not (keys.is_required or is_loopback(settings.host)):
         _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
-    if settings.http.tls is not None:
-        settings.http.tls.context()
+    if settings.tls is not None:
+        settings.tls.context()
     check_usable(settings, setup.deployment)
     if settings.spans is not None:
         settings.spans.check()
-        if settings.log is None:
-            raise InputError("spans are read from the event log, which is off", where="--otlp", help="drop --log off")
+        if not limits.log_bytes:
+            what = "spans are read from the event log, which is off"
+            raise InputError(what, where="--otlp", help="give `limits: {log_bytes: …}` more than 0")
     for each in setup.applications:
         for line in warnings_of(each, models):
             _log.warning("%s", line)

@@ -95,7 +95,7 @@ def require_all(log: RecordedLog, what: str) -> None:
         raise InputError(
             f"{what} needs all requests, and this log has {log.header.sample:.3%} of those served in time",
             where=str(log.path),
-            help="record a run without --log-sample",
+            help="record a run without `log_sample` in the server's limits",
         )
 
 

@@ -23,7 +23,7 @@ def shared_gateway(loop_thread: LoopThread) -> Iterator[Gateway]:
     gateway.service = service = make_service(gateway)
     listener = web_server(service)
     gateway.port = loop_thread.serve(listener)
-    rpc = rpc_server(service, requests_max=64)
+    rpc = rpc_server(service)
     gateway.grpc_port = loop_thread.serve(rpc)
     yield gateway
     loop_thread.call(rpc.close(1.0))

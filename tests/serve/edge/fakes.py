@@ -6,20 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
-from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.large import LargeJson
-from sloop.serve.edge.listener import listen
+from sloop.serve.edge.listener import Tls, listen
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.rpc import Rpc
@@ -203,7 +203,7 @@ def make_service(
     bodies: BodyMemory | None = None,
     api_key: str = "",
     api_key_file: Path | None = None,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
+    limits: Limits = Limits(),  # frozen
 ) -> InferenceService:
     """The service of one fake application."""
     service = InferenceService(gateway.driver, gateway, bodies or BodyMemory(100_000), Keys(api_key, api_key_file))
@@ -226,18 +226,20 @@ class WebServer(HttpServer):
 def web_server(
     service: InferenceService,
     *,
-    requests_max: int = 64,
-    settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
+    limits: ServerLimits = ServerLimits(),
+    cors_origin: str = "",
+    tls: Tls | None = None,
 ) -> HttpServer:
-    """The HTTP server of a service, not started."""
+    """The HTTP server of a service, not started; by default for 64 requests."""
     large = LargeJson()
     rest = Rest(service, large)
     return WebServer(
         large,
         rest.answer,
         bodies=service.bodies,
-        requests_max=requests_max,
-        settings=settings,
+        limits=replace(limits, requests=limits.requests or 64),
+        cors_origin=cors_origin,
+        tls=tls,
         authorise=rest.authorise,
         deadline_ns=rest.deadline_ns,
     )
@@ -247,10 +249,12 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """Of the Unix sockets of gRPC servers; they go with the process."""
 
 
-def rpc_server(service: InferenceService, *, requests_max: int = 64, **bounds: Any) -> Rpc:
+def rpc_server(
+    service: InferenceService, limits: ServerLimits = ServerLimits(requests=64), tls: Tls | None = None
+) -> Rpc:
     """The gRPC server of a service, not started."""
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="sloop"))
-    return Rpc(service, Path(FOLDERS[-1].name), requests_max=requests_max, **bounds)
+    return Rpc(service, Path(FOLDERS[-1].name), limits=limits, tls=tls)
 
 
 class LoopThread:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from sloop.app.limits import ServerLimits
 from sloop.errors import MachineError
 from sloop.serve.edge import access
 from sloop.serve.edge.access import AccessLog
@@ -217,7 +218,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_help(tmp_path: Path) -> 
 @pytest.mark.live
 def test_answers_and_refusals_are_noted(gateway: Gateway, loop_thread: LoopThread, tmp_path: Path) -> None:
     path = tmp_path / "access.jsonl"
-    web, rpc = web_server(make_service(gateway)), rpc_server(make_service(gateway), requests_max=8)
+    web, rpc = web_server(make_service(gateway)), rpc_server(make_service(gateway), limits=ServerLimits(requests=8))
     web.access = rpc.access = log = AccessLog(str(path))
     connection = http.client.HTTPConnection("127.0.0.1", loop_thread.serve(web), timeout=10)
     connection.request("GET", "/v2/health/live", headers={"x-request-id": "a-1"})

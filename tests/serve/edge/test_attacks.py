@@ -23,13 +23,14 @@ from typing import Any
 
 import pytest
 
+from sloop.app.limits import ServerLimits
 from sloop.errors import InputError
 from sloop.serve.edge import handshakes, tcp
 from sloop.serve.edge import http as module
 from sloop.serve.edge import listener as listening
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
-from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.intake import TOO_OLD, Intake
 from sloop.serve.edge.listener import (
     Listener,
@@ -50,17 +51,17 @@ pytestmark = pytest.mark.live
 
 KEY = b"x-api-key: secret"
 AUTHORISED = post(BODY, KEY)
-QUICK = HttpSettings(head_s=0.2, pause_s=0.2, body_s=0.6, idle_s=0.2, send_s=0.2)
+QUICK = ServerLimits(head_s=0.2, pause_s=0.2, body_s=0.6, idle_s=0.2, send_s=0.2)
 
 
 class Edge:
     """A server with a key and a bound of 4 MiB for bodies, in the loop of a thread."""
 
-    def __init__(self, thread: LoopThread, settings: HttpSettings, bodies: BodyMemory, requests_max: int) -> None:
+    def __init__(self, thread: LoopThread, limits: ServerLimits, bodies: BodyMemory, tls: Tls | None) -> None:
         self.gateway = Gateway(FakeDriver())
         self.bodies = bodies
         self.service = service = make_service(self.gateway, bodies=bodies, api_key="secret")
-        self.server = web_server(service, settings=settings, requests_max=requests_max)
+        self.server = web_server(service, limits=limits, tls=tls)
         self.thread = thread
         self.gateway.port = thread.serve(self.server)
 
@@ -116,11 +117,11 @@ def edges(thread: LoopThread) -> Iterator[Callable[..., Edge]]:
     made: list[Edge] = []
 
     def make(
-        settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
-        requests_max: int = 64,
+        limits: ServerLimits = ServerLimits(),
         bodies: BodyMemory | None = None,
+        tls: Tls | None = None,
     ) -> Edge:
-        made.append(Edge(thread, settings, bodies or BodyMemory(2**22, 2**22), requests_max))
+        made.append(Edge(thread, limits, bodies or BodyMemory(2**22, 2**22), tls))
         return made[-1]
 
     yield make
@@ -184,7 +185,7 @@ def test_a_probe_without_a_key_counts_as_no_refused_one(edges: Callable[..., Edg
 def test_few_refusals_are_delayed_at_a_time(edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
     monkeypatch.setattr(module, "UNAUTHORISED_S", 60.0)
-    edge = edges(requests_max=8)
+    edge = edges(ServerLimits(requests=8))
     with many(edge, 3, post(BODY, b"x-api-key: wrong")) as wires:
         edge.until(lambda: edge.server.delayed == 2)
         assert one_answer(wires[-1].makefile("rb")).status == 401
@@ -196,7 +197,7 @@ def test_while_a_refusal_is_delayed_the_time_to_send_does_not_end(
 ) -> None:
     """Else the request would be answered twice, and count as open for ever."""
     monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
-    edge = edges(HttpSettings(head_s=0.2))
+    edge = edges(ServerLimits(head_s=0.2))
     later: list[Callable[[], None]] = []
     monkeypatch.setattr(edge.server, "refuse_later", later.append)
     with many(edge, 1, HEAD) as (wire,):
@@ -237,7 +238,7 @@ def test_delayed_refusals_leave_connections_for_others(
 ) -> None:
     monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
     monkeypatch.setattr(module, "UNAUTHORISED_S", 60.0)
-    edge = edges(HttpSettings(connections_max=8, each_address_max=8), requests_max=4096)
+    edge = edges(ServerLimits(connections=8, connections_each=8, requests=4096))
     with many(edge, 20, post(BODY, b"x-api-key: wrong")):
         assert edge.serves()
         assert edge.look(lambda: edge.server.delayed) == 2
@@ -284,7 +285,7 @@ def test_json_has_a_bound_of_its_own(edges: Callable[..., Edge], is_chunked: boo
     (answer,) = converse(edge.gateway, sent if is_chunked else post(body, KEY))
     assert answer.status == 413
     assert "the limit is 1000" in answer.error
-    assert "--json-body-bytes" in answer.error
+    assert "limits: {json_body_bytes: …}" in answer.error
     (binary,) = converse(edge.gateway, post(body, KEY, b"inference-header-content-length: 10"))
     assert binary.status == 400, "read, and found to be no request"
     (long,) = converse(edge.gateway, post(body, KEY, b"inference-header-content-length: 1001"))
@@ -380,7 +381,7 @@ def test_a_trickle_has_an_end(edges: Callable[..., Edge]) -> None:
     assert dict(edge.server.expired) == {"head": 1, "body": 1}
 
 
-def large_answers(thread: LoopThread, size: int, settings: HttpSettings) -> tuple[HttpServer, Gateway, list[int]]:
+def large_answers(thread: LoopThread, size: int, limits: ServerLimits) -> tuple[HttpServer, Gateway, list[int]]:
     """A server whose every answer has so many bytes, and the ages at which answers had left."""
     gateway, sent = Gateway(FakeDriver()), []
     body = memoryview(bytes(size))
@@ -389,7 +390,7 @@ def large_answers(thread: LoopThread, size: int, settings: HttpSettings) -> tupl
         exchange.on_sent = lambda: sent.append(exchange.age_ns)
         exchange.reply(200, (b"{}", body), content_type="application/octet-stream")
 
-    server = HttpServer(answer, bodies=BodyMemory(1000), requests_max=100, settings=settings)
+    server = HttpServer(answer, bodies=BodyMemory(1000), limits=replace(limits, requests=100))
     gateway.port = thread.serve(server)
     return server, gateway, sent
 
@@ -405,7 +406,7 @@ def test_a_reader_that_stalls_is_closed(thread: LoopThread) -> None:
 
 
 def test_a_slow_reader_gets_the_whole_answer(thread: LoopThread) -> None:
-    server, gateway, sent = large_answers(thread, 2**23, HttpSettings(send_s=0.5))
+    server, gateway, sent = large_answers(thread, 2**23, ServerLimits(send_s=0.5))
     with closing(socket.socket()) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         wire.settimeout(10)
@@ -422,8 +423,7 @@ def test_a_slow_reader_gets_the_whole_answer(thread: LoopThread) -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded(thread: LoopThread) -> None:
-    settings = HttpSettings(answers_bytes_max=2**25)
-    server, gateway, _ = large_answers(thread, 2**23, settings)
+    server, gateway, _ = large_answers(thread, 2**23, ServerLimits(answers_bytes=2**25))
     with ExitStack() as stack:
         for _ in range(12):
             wire = stack.enter_context(closing(socket.create_connection(("127.0.0.1", gateway.port), timeout=10)))
@@ -433,7 +433,7 @@ def test_answers_that_nobody_takes_are_bounded(thread: LoopThread) -> None:
         assert len(server.sending) >= 2, "no more are closed than have to be"
         assert len(converse(gateway, LIVE)[0].body) == 2**23 + 2, "who takes its answer gets it"
     thread.call(server.close(0.2))
-    tight, gateway, _ = large_answers(thread, 2**23, HttpSettings(answers_bytes_max=2**20))
+    tight, gateway, _ = large_answers(thread, 2**23, ServerLimits(answers_bytes=2**20))
     (answer,) = converse(gateway, LIVE)
     assert answer.status == 500
     assert "the limit is 1048576" in answer.error
@@ -468,7 +468,7 @@ def test_who_leaves_is_forgotten(edges: Callable[..., Edge], how: str) -> None:
 
 
 def test_idle_connections_make_room_for_new_ones(edges: Callable[..., Edge]) -> None:
-    edge = edges(HttpSettings(connections_max=20, each_address_max=20))
+    edge = edges(ServerLimits(connections=20, connections_each=20))
     driver = edge.gateway.driver
     driver.respond = lambda _: None
     with many(edge, 1, AUTHORISED) as (busy,):
@@ -485,7 +485,7 @@ def test_idle_connections_make_room_for_new_ones(edges: Callable[..., Edge]) -> 
 
 
 def test_half_sent_requests_make_room_too(edges: Callable[..., Edge]) -> None:
-    edge = edges(HttpSettings(connections_max=20))
+    edge = edges(ServerLimits(connections=20))
     with many(edge, 60, HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n{"):
         assert edge.serves()
     assert edge.server.listener.made_room >= 40
@@ -503,7 +503,7 @@ def test_half_sent_requests_make_room_too(edges: Callable[..., Edge]) -> None:
 )
 def test_strangers_make_room_before_idle_customers(edges: Callable[..., Edge], sent: bytes) -> None:
     """However late they have come, and however far their requests are."""
-    edge = edges(HttpSettings(connections_max=20, each_address_max=20))
+    edge = edges(ServerLimits(connections=20, connections_each=20))
     with many(edge, 5, AUTHORISED) as customers:
         received = [wire.makefile("rb") for wire in customers]
         assert [one_answer(each).status for each in received] == [200] * 5
@@ -517,7 +517,7 @@ def test_strangers_make_room_before_idle_customers(edges: Callable[..., Edge], s
 
 def test_a_half_sent_request_of_a_customer_makes_room_before_idle_ones(edges: Callable[..., Edge]) -> None:
     """Who has a key, and sends its requests slowly, does not drive out others either."""
-    edge = edges(HttpSettings(connections_max=10, each_address_max=10))
+    edge = edges(ServerLimits(connections=10, connections_each=10))
     with many(edge, 5, AUTHORISED) as customers:
         received = [wire.makefile("rb") for wire in customers]
         assert [one_answer(each).status for each in received] == [200] * 5
@@ -566,7 +566,7 @@ def test_of_ipv6_64_bits_count(address: str, network: str) -> None:
 
 def test_the_first_byte_of_a_further_head_begins_its_time(edges: Callable[..., Edge]) -> None:
     """Also if it came before the answer to the request before had left."""
-    edge = edges(HttpSettings(head_s=0.2, idle_s=60.0))
+    edge = edges(ServerLimits(head_s=0.2, idle_s=60.0))
     edge.gateway.driver.respond = lambda _: None
     with many(edge, 1, AUTHORISED + b"P") as (wire,):
         edge.until(lambda: len(edge.gateway.driver.seen) == 1)
@@ -582,14 +582,14 @@ def test_the_first_byte_of_a_further_head_begins_its_time(edges: Callable[..., E
 def test_busy_connections_are_never_closed_for_new_ones(
     edges: Callable[..., Edge], caplog: pytest.LogCaptureFixture
 ) -> None:
-    edge = edges(HttpSettings(connections_max=10, each_address_max=10))
+    edge = edges(ServerLimits(connections=10, connections_each=10))
     edge.gateway.driver.respond = lambda _: None
     with many(edge, 10, AUTHORISED):
         edge.until(lambda: len(edge.gateway.driver.seen) == 10)
         with closing(edge.connect()) as refused:
             assert refused.recv(10) == b""
     assert sum(edge.server.listener.refused.values()) == 1
-    assert "too many connections from 127.0.0.1: --connections-each allows" in caplog.text
+    assert "too many connections from 127.0.0.1: `limits: {connections_each: …}` of the server allows" in caplog.text
 
 
 def test_one_address_cannot_take_all(thread: LoopThread) -> None:
@@ -606,7 +606,7 @@ def test_one_address_cannot_take_all(thread: LoopThread) -> None:
         return Busy(made[0])
 
     async def scenario() -> tuple[int, bytes]:
-        made.append(Listener(factory, connections_max=10, each_address_max=4))
+        made.append(Listener(factory, limits=ServerLimits(connections=10, connections_each=4)))
         sock = listen("127.0.0.1", 0)
         made[0].start(sock)
         near = []
@@ -785,7 +785,7 @@ def test_who_ends_while_its_body_is_parsed_gets_its_answer(
 
 def test_a_body_that_always_goes_on_has_an_end(edges: Callable[..., Edge], pieces: list[int]) -> None:
     """Its time limit holds although more of it waits than is parsed in a turn."""
-    edge = edges(HttpSettings(body_s=0.0))
+    edge = edges(ServerLimits(body_s=0.0))
     sent = HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n" + TINY_CHUNKS
     assert [answer.status for answer in converse(edge.gateway, sent)] == [408]
     assert len(pieces) <= 2
@@ -821,7 +821,7 @@ def test_of_a_pipeline_no_more_is_answered_than_the_client_reads(thread: LoopThr
         answered.append(exchange)
         exchange.reply(200, bytes(2**15))
 
-    server = HttpServer(answer, bodies=BodyMemory(1000), requests_max=64)
+    server = HttpServer(answer, bodies=BodyMemory(1000), limits=ServerLimits(requests=64))
     port = thread.serve(server)
     with closing(socket.socket()) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
@@ -883,7 +883,7 @@ def test_closing_waits_for_no_client(edges: Callable[..., Edge]) -> None:
 
 
 def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(edges: Callable[..., Edge]) -> None:
-    edge = edges(requests_max=1)
+    edge = edges(ServerLimits(requests=1))
     driver = edge.gateway.driver
     driver.respond = lambda _: None  # the first occupies the only place
     with many(edge, 1, AUTHORISED) as (first,):
@@ -912,7 +912,7 @@ def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(edge
 
 def test_a_connection_is_read_again_after_a_large_request_was_refused(edges: Callable[..., Edge]) -> None:
     """While a request waits, no more than 64 KiB of it and of what follows is received."""
-    edge = edges(requests_max=1)
+    edge = edges(ServerLimits(requests=1))
     driver = edge.gateway.driver
     driver.respond = lambda _: None  # the first occupies the only place
     with many(edge, 1, AUTHORISED) as (first,):
@@ -929,7 +929,7 @@ def test_a_connection_is_read_again_after_a_large_request_was_refused(edges: Cal
 
 
 def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection(edges: Callable[..., Edge]) -> None:
-    edge = edges(requests_max=1)
+    edge = edges(ServerLimits(requests=1))
     driver = edge.gateway.driver
     driver.respond = lambda _: None
     patient = post(BODY, KEY, b"x-slo-ms: 60000")
@@ -1002,7 +1002,7 @@ def test_a_connection_that_waited_in_the_kernel_before_its_request_came_makes_th
     edges: Callable[..., Edge], certificates: Path, sent: bytes
 ) -> None:
     tls = Tls(certificates / "server.pem", certificates / "server.key") if sent else None
-    edge = edges(HttpSettings(tls=tls))
+    edge = edges(tls=tls)
     listener = edge.server.listener
     edge.look(lambda: edge.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
     with many(edge, 1, sent):
@@ -1029,7 +1029,7 @@ def test_what_is_refused_unread_gets_one_answer_and_what_follows_is_no_request(
     edges: Callable[..., Edge], head: bytes
 ) -> None:
     """Neither a body that was announced, nor what a client sends after an answer to HEAD."""
-    edge = edges(requests_max=1)
+    edge = edges(ServerLimits(requests=1))
     edge.gateway.driver.respond = lambda _: None  # the first occupies the only place
     with many(edge, 1, AUTHORISED), many(edge, 1, head) as (wire,):
         edge.until(lambda: len(edge.server.deferred) == 1)
@@ -1043,7 +1043,7 @@ def test_what_is_refused_unread_gets_one_answer_and_what_follows_is_no_request(
 
 
 def test_requests_beyond_the_limit_wait_for_their_turn(edges: Callable[..., Edge]) -> None:
-    edge = edges(requests_max=2)
+    edge = edges(ServerLimits(requests=2))
     with many(edge, 30, post(BODY, KEY, b"x-slo-ms: 60000")) as wires:
         assert [one_answer(wire.makefile("rb")).status for wire in wires] == [200] * 30
     assert edge.look(lambda: edge.server.open_requests) == 0
@@ -1103,7 +1103,9 @@ class Slow:
 def test_a_request_leaves_no_cycle_however_long_it_stays(thread: LoopThread) -> None:
     """Not when it is served at once, later, refused, refused on its head, or left by its client."""
     slow = Slow()
-    server = HttpServer(slow.answer, bodies=BodyMemory(1000), requests_max=64, authorise=slow.authorise)
+    server = HttpServer(
+        slow.answer, bodies=BodyMemory(1000), limits=ServerLimits(requests=64), authorise=slow.authorise
+    )
     port = thread.serve(server)
 
     async def scenario() -> int:
@@ -1195,12 +1197,12 @@ def ask_securely(edge: Edge, folder: Path, client: str = "") -> int:
 
 def test_tls_and_mutual_tls(edges: Callable[..., Edge], certificates: Path) -> None:
     files = {"cert": certificates / "server.pem", "key": certificates / "server.key"}
-    edge = edges(HttpSettings(tls=Tls(**files)))
+    edge = edges(tls=Tls(**files))
     assert ask_securely(edge, certificates) == 200
     with edge.connect() as plain:
         plain.sendall(AUTHORISED)
         assert not plain.recv(100).startswith(b"HTTP"), "nothing is answered in the clear"
-    mutual = edges(HttpSettings(tls=Tls(**files, client_ca=certificates / "authority.pem")))
+    mutual = edges(tls=Tls(**files, client_ca=certificates / "authority.pem"))
     assert ask_securely(mutual, certificates, "client") == 200
     for other in ("", "stranger"):
         with pytest.raises((ssl.SSLError, ConnectionError, pytest.fail.Exception)):
@@ -1251,7 +1253,7 @@ def test_a_handshake_begins_when_the_first_message_is_here(
         look(shakes, connection)
 
     monkeypatch.setattr(handshakes.Handshakes, "_look", count)
-    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    edge = edges(tls=Tls(certificates / "server.pem", certificates / "server.key"))
     sent = hello[:end]
     with many(edge, 12, sent) as wires:
         assert ask_securely(edge, certificates) == 200
@@ -1264,7 +1266,7 @@ def test_a_handshake_begins_when_the_first_message_is_here(
 
 def test_silent_clients_make_room_for_handshakes(edges: Callable[..., Edge], certificates: Path) -> None:
     tls = Tls(certificates / "server.pem", certificates / "server.key")
-    edge = edges(HttpSettings(connections_max=8, each_address_max=8, tls=tls))
+    edge = edges(ServerLimits(connections=8, connections_each=8), tls=tls)
     with many(edge, 20, b"") as wires:
         assert ask_securely(edge, certificates) == 200
         assert wires[0].recv(10) == b""
@@ -1276,7 +1278,7 @@ def test_silent_clients_make_room_before_handshakes(
 ) -> None:
     """Else a new client would be closed in mid-handshake where many come and go."""
     tls = Tls(certificates / "server.pem", certificates / "server.key")
-    edge = edges(HttpSettings(connections_max=8, each_address_max=8, tls=tls))
+    edge = edges(ServerLimits(connections=8, connections_each=8), tls=tls)
     listener = edge.server.listener
     with many(edge, 1, hello):
         edge.until(lambda: len(begun) == 1)
@@ -1293,7 +1295,7 @@ def test_handshakes_that_stop_make_room_for_others(
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKES_MAX", 4)
     monkeypatch.setattr(handshakes, "CROWDED_HANDSHAKE_S", 0.05)
-    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    edge = edges(tls=Tls(certificates / "server.pem", certificates / "server.key"))
     with many(edge, 8, hello):
         edge.until(lambda: len(begun) == 8)
         assert ask_securely(edge, certificates) == 200, "long before the end of the others"
@@ -1304,7 +1306,7 @@ def test_handshakes_that_stop_make_room_for_others(
 def test_who_has_left_gets_no_handshake(
     edges: Callable[..., Edge], certificates: Path, begun: list[Any], hello: bytes
 ) -> None:
-    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    edge = edges(tls=Tls(certificates / "server.pem", certificates / "server.key"))
     for sent in (b"", hello[:100], hello):
         with edge.connect() as wire:
             edge.until(lambda: len(edge.server.listener.connections) == 1)
@@ -1423,8 +1425,8 @@ def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificat
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, (exchange.body, b"!"), content_type="application/octet-stream")
 
-    settings = HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key"))
-    server = HttpServer(answer, bodies=BodyMemory(2**24), requests_max=8, settings=settings)
+    tls = Tls(certificates / "server.pem", certificates / "server.key")
+    server = HttpServer(answer, bodies=BodyMemory(2**24), limits=ServerLimits(requests=8), tls=tls)
     port = thread.serve(server)
     context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
     plain = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -1439,7 +1441,7 @@ def test_a_handshake_that_never_comes_has_an_end(
     edges: Callable[..., Edge], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
-    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    edge = edges(tls=Tls(certificates / "server.pem", certificates / "server.key"))
     with many(edge, 2 * handshakes.SWEPT_AT_ONCE + 6, b"\x16\x03\x01"):
         assert ask_securely(edge, certificates) == 200
         edge.until(lambda: not edge.server.listener.connections)
@@ -1451,7 +1453,7 @@ def test_certificates_are_read_again_when_they_change(
     monkeypatch.setattr(listening, "REFRESH_S", 0.05)
     for name, issuer in (("authority", ""), ("server", "authority")):
         make_certificate(tmp_path, name, issuer=issuer)
-    edge = edges(HttpSettings(tls=Tls(tmp_path / "server.pem", tmp_path / "server.key")))
+    edge = edges(tls=Tls(tmp_path / "server.pem", tmp_path / "server.key"))
 
     def serial() -> str:
         context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))

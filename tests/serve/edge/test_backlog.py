@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from sloop.app.limits import ServerLimits
 from sloop.serve.edge import listener as module
 from sloop.serve.edge.listener import ACCEPTING_NS, ACCEPTS_MAX, Listener, ServerConnection
 from sloop.serve.edge.tcp import BACKLOG, BACKLOG_MIN, Backlog
@@ -139,7 +140,7 @@ class Turn:
 
 def one_turn(patch: pytest.MonkeyPatch, line: list[bool], *, turns: int = 1, is_overloaded: bool = False) -> Turn:
     turn = Turn(deque(map(Wire, line)))
-    listener = Listener(lambda: ServerConnection(listener), connections_max=1000)
+    listener = Listener(lambda: ServerConnection(listener), limits=ServerLimits(connections=1000))
     patch.setattr(time, "thread_time_ns", lambda: turn.now_ns)
     patch.setattr(module, "waited_in_kernel_ns", lambda wire: MS * (1 + 999 * wire.is_late))
     patch.setattr(listener, "_admit", lambda wire, _address, _waited_ns: turn.opened.append(wire))

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sloop.app.limits import ServerLimits
 from sloop.serve.edge.bodies import BodyMemory
-from sloop.serve.edge.http import IDLE_S, HttpServer, HttpSettings
+from sloop.serve.edge.http import HttpServer
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
 from tests.serve.edge.raw import Answer, answers_to, converse, one_answer
 
@@ -284,7 +285,8 @@ def test_http_1_0_closes_unless_asked_to_stay(gateway: Gateway) -> None:
 def test_answers_tell_how_long_their_connection_stays(gateway: Gateway) -> None:
     """For clients that would otherwise send a request on a connection that the server closes at this moment."""
     stays, last = converse(gateway, LIVE + LIVE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-    assert (stays.headers["connection"], stays.headers["keep-alive"]) == ("keep-alive", f"timeout={IDLE_S:g}")
+    assert stays.headers["connection"] == "keep-alive"
+    assert stays.headers["keep-alive"] == f"timeout={ServerLimits().idle_s:g}"
     assert last.headers["connection"] == "close"
     assert "keep-alive" not in last.headers
 
@@ -384,7 +386,9 @@ def test_answers_that_would_take_long_to_compress_are_not(
     loop_thread: LoopThread, size: int, is_compressed: bool
 ) -> None:
     gateway, body = Gateway(FakeDriver()), b"1" * size
-    server = HttpServer(lambda exchange: exchange.reply(200, body), bodies=BodyMemory(1000), requests_max=8)
+    server = HttpServer(
+        lambda exchange: exchange.reply(200, body), bodies=BodyMemory(1000), limits=ServerLimits(requests=8)
+    )
     gateway.port = loop_thread.serve(server)
     (answer,) = converse(gateway, LIVE[:-2] + b"accept-encoding: gzip\r\n\r\n")
     assert ("content-encoding" in answer.headers) == is_compressed
@@ -395,8 +399,7 @@ def test_answers_that_would_take_long_to_compress_are_not(
 @pytest.fixture
 def for_browsers(loop_thread: LoopThread) -> Iterator[Gateway]:
     gateway = Gateway(FakeDriver())
-    settings = HttpSettings(cors_origin="https://app.example")
-    server = web_server(make_service(gateway, api_key="secret"), settings=settings)
+    server = web_server(make_service(gateway, api_key="secret"), cors_origin="https://app.example")
     gateway.port = loop_thread.serve(server)
     yield gateway
     loop_thread.call(server.close(1.0))

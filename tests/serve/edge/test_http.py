@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from sloop.app.limits import ServerLimits
 from sloop.errors import MachineError
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
@@ -130,7 +131,7 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.reply(200, b"{}")
 
-    listener = HttpServer(answer, bodies=BodyMemory(10), requests_max=8)
+    listener = HttpServer(answer, bodies=BodyMemory(10), limits=ServerLimits(requests=8))
     port = loop_thread.serve(listener)
 
     async def scenario() -> bytes:
@@ -150,8 +151,8 @@ def test_closing_lets_go_of_idle_connections(loop_thread: LoopThread) -> None:
 def test_a_full_server_refuses_in_both_protocols_and_serves_again_when_there_is_room(loop_thread: LoopThread) -> None:
     driver, bodies = FakeDriver(), BodyMemory(2000, 2000)
     service = make_service(Gateway(driver), bodies=bodies)
-    listener = web_server(service, requests_max=8)
-    rpc = rpc_server(service, requests_max=8)
+    listener = web_server(service, limits=ServerLimits(requests=8))
+    rpc = rpc_server(service, limits=ServerLimits(requests=8))
     port, grpc_port = loop_thread.serve(listener), loop_thread.serve(rpc)
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]},

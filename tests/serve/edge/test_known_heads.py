@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge import http
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import KNOWN_FIELDS_MAX, KNOWN_HEAD_BYTES_MAX, KNOWN_HEADS_MAX, Exchange
@@ -94,7 +94,7 @@ async def sent(server: HttpServer, pieces: Iterable[bytes]) -> bytes:
 
 
 def echo() -> HttpServer:
-    return HttpServer(shown, bodies=BodyMemory(100_000), requests_max=64)
+    return HttpServer(shown, bodies=BodyMemory(100_000), limits=ServerLimits(requests=64))
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -283,7 +283,7 @@ def test_what_waits_under_overload_need_not_be_parsed_either(monkeypatch: pytest
 def test_an_answer_is_awaited_though_something_else_has_left() -> None:
     """With TLS, what follows the handshake (session tickets) may leave while the first request is being answered."""
     waiting: list[Exchange] = []
-    server = HttpServer(waiting.append, bodies=BodyMemory(1000), requests_max=8)
+    server = HttpServer(waiting.append, bodies=BodyMemory(1000), limits=ServerLimits(requests=8))
 
     async def main() -> list[bool]:
         connection, wire = await connected(server)
@@ -316,7 +316,7 @@ def test_a_refusal_of_a_known_head_leaves_the_connection_open() -> None:
             raise Refusal(401, "no", "ask")
         return True
 
-    server = HttpServer(shown, bodies=BodyMemory(1000), requests_max=8, authorise=authorise)
+    server = HttpServer(shown, bodies=BodyMemory(1000), limits=ServerLimits(requests=8), authorise=authorise)
 
     async def main() -> bytes:
         await sent(server, [post(b"12345")])

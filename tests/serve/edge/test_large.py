@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits
 from sloop.serve.edge import inputs, v1
 from sloop.serve.edge.inputs import AnswerForm, InputValidator
 from sloop.serve.edge.intake import LARGE_BYTES

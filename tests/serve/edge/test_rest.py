@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import EXTENSIONS, InferenceService, Model
@@ -589,7 +589,7 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
 def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_thread: LoopThread, tmp_path: Path) -> None:
     gateway, keys = Gateway(FakeDriver()), tmp_path / "keys"
     keys.write_text("phone other\nboss secret admin\n")
-    listener = web_server(make_service(gateway, api_key_file=keys), requests_max=8)
+    listener = web_server(make_service(gateway, api_key_file=keys), limits=ServerLimits(requests=8))
     connection = http.client.HTTPConnection("127.0.0.1", loop_thread.serve(listener), timeout=10)
 
     def ask(path: str, key: str, method: str = "POST") -> Answered:
@@ -624,7 +624,7 @@ def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_threa
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dict[str, str], status: int) -> None:
     gateway = Gateway(FakeDriver())
     service = make_service(gateway, api_key="secret")
-    listener = web_server(service, requests_max=8)
+    listener = web_server(service, limits=ServerLimits(requests=8))
     port = loop_thread.serve(listener)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for path in ("/v2/models/demo", "/metrics", "/v2/sloop/state", "/nothing"):

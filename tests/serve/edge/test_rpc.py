@@ -23,7 +23,7 @@ from msgspec import structs
 
 from benchmarks.attacks import REGISTERED_FLOODS, begun
 from benchmarks.frames import PREFACE, SETTINGS, frame
-from sloop.app.application import Limits
+from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge import parameters as parameters_module
 from sloop.serve.edge import rpc as rpc_module
 from sloop.serve.edge.bodies import BodyMemory
@@ -338,7 +338,7 @@ def test_grpcs_health_protocol_agrees_with_readiness(gateway: Gateway, loop_thre
     assert [health(port, name) for name in ("", SERVICE, "demo")] == [2, 2, 2]
     other = Gateway(FakeDriver())
     other.service = make_service(other, api_key="secret")
-    rpc = rpc_server(other.service, requests_max=8)
+    rpc = rpc_server(other.service, limits=ServerLimits(requests=8))
     locked = loop_thread.serve(rpc)
     assert [health(locked, ""), health(locked, "demo", "secret")] == [1, 1]
     assert health(locked, "demo") is grpc.StatusCode.UNAUTHENTICATED
@@ -378,7 +378,7 @@ def test_who_comes_by_the_unix_socket_without_the_relay_is_refused(loop_thread: 
 
 
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
-    rpc = rpc_server(make_service(Gateway(FakeDriver()), api_key="secret"), requests_max=8)
+    rpc = rpc_server(make_service(Gateway(FakeDriver()), api_key="secret"), limits=ServerLimits(requests=8))
     stub = Stub(loop_thread.serve(rpc))
     assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAUTHENTICATED
     wrong = stub.refused("ModelInfer", infer(), metadata=(("x-api-key", "no"),))
@@ -392,7 +392,7 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
 def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_thread: LoopThread, tmp_path: Path) -> None:
     gateway, keys = Gateway(FakeDriver()), tmp_path / "keys"
     keys.write_text("phone other\nboss secret admin\n")
-    rpc = rpc_server(make_service(gateway, api_key_file=keys), requests_max=8)
+    rpc = rpc_server(make_service(gateway, api_key_file=keys), limits=ServerLimits(requests=8))
     stub = Stub(loop_thread.serve(rpc))
     for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
         order = message_class(f"{method}Request")(model_name="other")
@@ -413,7 +413,7 @@ def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_threa
 
 def test_without_a_key_a_message_is_neither_received_nor_parsed(loop_thread: LoopThread) -> None:
     service = make_service(Gateway(FakeDriver()), api_key="secret", bodies=BodyMemory(40_000_000))
-    rpc = rpc_server(service, requests_max=8)
+    rpc = rpc_server(service, limits=ServerLimits(requests=8))
     stub = Stub(loop_thread.serve(rpc))
     huge = Infer(model_name="demo", raw_input_contents=[bytes(30_000_000)])
     assert stub.refused("ModelInfer", huge).code() is grpc.StatusCode.UNAUTHENTICATED
@@ -554,7 +554,7 @@ def test_large_tensors_come_and_go_whole(loop_thread: LoopThread) -> None:
     service = make_service(gateway, bodies=BodyMemory(40_000_000))
     many = InputValidator(structs.replace(SIGNATURE, rows_max=10_000_000))
     service.add(replace(service.models["demo"], validator=many))
-    rpc = rpc_server(service, requests_max=8)
+    rpc = rpc_server(service, limits=ServerLimits(requests=8))
     stub = Stub(loop_thread.serve(rpc))
     x = np.random.default_rng(1).normal(size=(1_000_000, 4)).astype("<f4").tobytes()
     request = Infer(model_name="demo")
@@ -588,7 +588,7 @@ def test_a_port_of_grpc_is_closed_to_other_protocols(gateway: Gateway) -> None:
 @pytest.mark.parametrize("flood", ["rapid resets", "wrong keys", "pings", "settings", "endless heads"])
 def test_a_flood_from_the_network_ends_and_others_are_served(loop_thread: LoopThread, flood: str) -> None:
     service = make_service(Gateway(FakeDriver()), api_key="secret")
-    rpc = rpc_server(service, requests_max=8)
+    rpc = rpc_server(service, limits=ServerLimits(requests=8))
     stub = Stub(port := loop_thread.serve(rpc))
     with socket.create_connection(("127.0.0.1", port), timeout=20) as attacker:
         attacker.sendall(PREFACE + frame(SETTINGS, 0, 0))
@@ -603,7 +603,9 @@ def test_a_flood_from_the_network_ends_and_others_are_served(loop_thread: LoopTh
 
 
 def test_idle_connections_make_room_for_others(loop_thread: LoopThread) -> None:
-    rpc = rpc_server(make_service(Gateway(FakeDriver())), connections_max=10, each_address_max=10)
+    rpc = rpc_server(
+        make_service(Gateway(FakeDriver())), limits=ServerLimits(requests=64, connections=10, connections_each=10)
+    )
     port = loop_thread.serve(rpc)
     with contextlib.ExitStack() as stack:
         for _ in range(30):
@@ -619,7 +621,10 @@ def test_idle_connections_make_room_for_others(loop_thread: LoopThread) -> None:
 @pytest.mark.parametrize(("key", "method"), [("", "ModelReady"), ("", "ModelInfer"), ("secret", "ServerLive")])
 def test_unfinished_calls_make_room_before_customers(loop_thread: LoopThread, key: str, method: str) -> None:
     """Of strangers, and, on a server without keys, of whoever has made a call before."""
-    rpc = rpc_server(make_service(Gateway(FakeDriver()), api_key=key), connections_max=10, each_address_max=10)
+    rpc = rpc_server(
+        make_service(Gateway(FakeDriver()), api_key=key),
+        limits=ServerLimits(requests=64, connections=10, connections_each=10),
+    )
     listener, port = rpc.listener, loop_thread.serve(rpc)
     sent = PREFACE + frame(SETTINGS, 0, 0) + begun(1, "ServerLive") + begun(3, method)
     metadata = (("x-api-key", key),) if key else ()
@@ -647,7 +652,7 @@ def test_tls_and_mutual_tls(loop_thread: LoopThread, tmp_path: Path) -> None:
     root, pem, key = ((tmp_path / name).read_bytes() for name in ("authority.pem", "client.pem", "client.key"))
     for client_ca in (None, tmp_path / "authority.pem"):
         tls = Tls(tmp_path / "server.pem", tmp_path / "server.key", client_ca)
-        rpc = rpc_server(make_service(Gateway(FakeDriver())), requests_max=8, tls=tls)
+        rpc = rpc_server(make_service(Gateway(FakeDriver())), limits=ServerLimits(requests=8), tls=tls)
         port = loop_thread.serve(rpc)
         secured = Stub(port, grpc.ssl_channel_credentials(root, key, pem))
         assert secured.call("ModelInfer", infer(id="i" * 90_000))[0].id == "i" * 90_000

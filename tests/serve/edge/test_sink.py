@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from sloop.app.application import Limits
+from sloop.app.limits import Limits
 from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import Assembly, Need, Source
 from sloop.serve.edge.refusal import Refusal

@@ -6,11 +6,10 @@ Room is taken as bytes arrive, never as a client announces them, and given back 
 from collections import Counter
 from typing import Final
 
+from sloop.app.limits import BODIES_BYTES_MAX, ServerLimits, setting
 from sloop.serve.edge.refusal import Refusal
 from sloop.text import counted
 
-ALL_BYTES_MAX: Final = 2**30
-JSON_BYTES_MAX: Final = 8 * 2**20
 MODELS: Final = "/v2/models/"
 INFER: Final = "/infer"
 V1_MODELS: Final = "/v1/models/"
@@ -53,11 +52,13 @@ class BodyMemory:
     the quotas of single models."""
 
     def __init__(
-        self, each_bytes_max: int, all_bytes_max: int = ALL_BYTES_MAX, json_bytes_max: int = JSON_BYTES_MAX
+        self,
+        each_bytes_max: int,
+        all_bytes_max: int = BODIES_BYTES_MAX,
+        json_bytes_max: int = ServerLimits().json_body_bytes,
     ) -> None:
-        assert each_bytes_max <= all_bytes_max, f"{each_bytes_max} bytes for one body, {all_bytes_max} for all"
-        self.each_bytes_max, self.all_bytes_max = each_bytes_max, all_bytes_max
-        self.json_bytes_max = min(json_bytes_max, each_bytes_max)
+        self.each_bytes_max, self.all_bytes_max = min(each_bytes_max, all_bytes_max), all_bytes_max
+        self.json_bytes_max = min(json_bytes_max, self.each_bytes_max)
         """Of the JSON in a body. JSON is bounded more tightly than binary tensors: it costs some fifty times the CPU a
         byte, and twenty times its size in memory while it is read."""
         self.held_bytes = 0
@@ -83,12 +84,12 @@ class BodyMemory:
         """Count and return the refusal of a body of more than `limit` bytes, which is one of the two bounds."""
         is_json = limit < self.each_bytes_max
         self.refused["json" if is_json else "each"] += 1
-        option = "--json-body-bytes" if is_json else "--body-bytes"
+        key = "json_body_bytes" if is_json else "body_bytes"
         what = "JSON of the body has" if is_json else "body has"
         return Refusal(
             413,
             f"the {what} {'at least ' if at_least else ''}{size} bytes; the limit is {limit}",
-            f"send fewer rows, or binary tensors instead of JSON; the server's option {option} sets the limit",
+            f"send fewer rows, or binary tensors instead of JSON; {setting(key)}",
         )
 
     def full(self) -> Refusal:
@@ -97,7 +98,7 @@ class BodyMemory:
         return Refusal(
             503,
             f"rejected: the server holds {self.held_bytes} bytes of requests; the limit is {self.all_bytes_max}",
-            "try again in 1 s; the server's option --bodies-bytes sets the limit",
+            f"try again in 1 s; {setting('bytes')}",
             retry_after_s=1,
         )
 

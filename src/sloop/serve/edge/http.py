@@ -13,7 +13,6 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -21,6 +20,7 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from sloop.app.limits import ServerLimits, setting
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyMemory, BodyReservation
 from sloop.serve.edge.exchange import (
@@ -61,9 +61,6 @@ from sloop.serve.edge.tcp import client_has_left, waited_in_kernel_ns
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
-IDLE_S: Final = 620.0
-"""How long a connection may be without requests. If a server closes one that a proxy still keeps, the next request on
-it fails; so this is longer than the 600 s of Google's load balancers, which keep idle connections longest."""
 AHEAD_BYTES: Final = 2 * 1024
 """Bytes parsed at a time where requests may follow each other, which bounds the requests that are parsed ahead."""
 UNREAD_BYTES_MAX: Final = 64 * 1024
@@ -103,31 +100,8 @@ CORS_PREFLIGHT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """The limits of an HTTP server; seconds, and 0 for the default number of connections."""
-
-    head_s: float = 10.0
-    """To send the head of a request, from its first byte."""
-    pause_s: float = 10.0
-    """Between two parts of a body."""
-    body_s: float = 60.0
-    """To send a body."""
-    idle_s: float = IDLE_S
-    """Between two requests."""
-    send_s: float = 10.0
-    """In which a client must take some of its answer. The whole may take `body_s`, and what `send_rate_bytes` adds."""
-    send_rate_bytes: int = 16 * 1024
-    """The bytes of an answer that a client must take in a second, on average, after `body_s`."""
-    answers_bytes_max: int = 2**28
-    """Of all answers that clients have not yet taken. Beyond it, the connection that has stalled longest is closed."""
-    connections_max: int = 0
-    each_address_max: int = 0
-    cors_origin: str = ""
-    """The origin whose pages in a browser may use the server, `*` for all, empty for none."""
-    tls: Tls | None = None
-
-
+SEND_RATE_BYTES: Final = 16 * 1024
+"""The bytes of an answer that a client must take in a second, on average, after `ServerLimits.body_s`."""
 CHUNK_OVERHEAD: Final = 8
 """Bytes of framing for each byte of a chunked body: a client that sends a chunk for each byte needs six."""
 METHODS: Final = {each.encode(): each for each in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE")}
@@ -269,8 +243,8 @@ class HttpConnection(ServerConnection):
             return
         self._is_sending = True
         self._server.unsent_bytes += self._unsent
-        self.sent_by_s = self._server.now_s + self._server.settings.body_s
-        self.sent_by_s += self._unsent / self._server.settings.send_rate_bytes
+        self.sent_by_s = self._server.now_s + self._server.limits.body_s
+        self.sent_by_s += self._unsent / SEND_RATE_BYTES
         self._wait_for(self._server.sending)
 
     def resume_writing(self) -> None:
@@ -454,8 +428,8 @@ class HttpConnection(ServerConnection):
         else:
             parts = (body,) if isinstance(body, bytes | bytearray | memoryview) else tuple(body)
             size = sum(map(_bytes_of, parts))
-        if size > server.settings.answers_bytes_max:
-            status, parts, headers = 500, (_answer_too_large(size, server.settings.answers_bytes_max),), ()
+        if size > server.limits.answers_bytes:
+            status, parts, headers = 500, (_answer_too_large(size, server.limits.answers_bytes),), ()
             content_type, size = JSON, len(parts[0])
         elif size > TEXT_BYTES_MIN:
             parts, size, headers = server.prepared(exchange, parts, size, content_type, headers)
@@ -716,7 +690,7 @@ class HttpConnection(ServerConnection):
             if incoming.awaits_continue:
                 self._continue(incoming)
             self._wait_for(server.bodies_due)
-            if time.monotonic_ns() - incoming.began_ns > server.settings.body_s * NS_PER_S:
+            if time.monotonic_ns() - incoming.began_ns > server.limits.body_s * NS_PER_S:
                 self.expire()
         elif self._fields is not None:
             if self._wait is not server.heads_due:
@@ -767,13 +741,13 @@ class HttpConnection(ServerConnection):
         if wait is server.idle or wait is server.lingering or wait is server.sending:
             self.abort()
         elif wait is server.heads_due or wait is server.bodies_due:
-            limits = server.settings
-            part, option = ("head", "--head-s") if wait is server.heads_due else ("body", "--body-s")
+            limits = server.limits
+            part = "head" if wait is server.heads_due else "body"
             what = f"the head of the request took more than {limits.head_s:g} s to arrive"
             if part == "body":
                 what = f"the body paused for {limits.pause_s:g} s, or took more than {limits.body_s:g} s to arrive"
             server.expired[part] += 1
-            self._break(Refusal(408, what, f"send it faster; the server's option {option} sets the limit"))
+            self._break(Refusal(408, what, f"send it faster; {setting(part + '_s')}"))
 
     def has_taken_more(self) -> bool:
         """Whether the client has taken some of its answer since the last call, and soon enough."""
@@ -895,7 +869,7 @@ def _check_expectation(exchange: Exchange) -> None:
 
 def _answer_too_large(size: int, limit: int) -> bytes:
     what = f"failed: the answer has {size} bytes; the limit is {limit}"
-    return error_body(what, "ask for fewer rows or outputs; the server's option --answers-bytes sets the limit")
+    return error_body(what, f"ask for fewer rows or outputs; {setting('answers_bytes')}")
 
 
 def _bytes_of(part: Buffer) -> int:
@@ -903,7 +877,8 @@ def _bytes_of(part: Buffer) -> int:
 
 
 class HttpServer:
-    """A listening port. `answer` receives each complete request and must not raise; at most `requests_max` are open.
+    """A listening port. `answer` receives each complete request and must not raise. `cors_origin` is the origin whose
+    pages in a browser may use the server, `*` for all, empty for none.
 
     `authorise` may raise a `Refusal` when the head of a request has arrived, and says whether the client has shown that
     it may use the server, not only that nothing needs to be shown for this request. `deadline_ns` gives the deadline of
@@ -915,13 +890,14 @@ class HttpServer:
         answer: Callable[[Exchange], None],
         *,
         bodies: BodyMemory,
-        requests_max: int,
-        settings: HttpSettings = HttpSettings(),
+        limits: ServerLimits = ServerLimits(),
+        cors_origin: str = "",
+        tls: Tls | None = None,
         authorise: Callable[[Exchange], bool] = lambda _: True,
         deadline_ns: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self._answer, self._authorise, self._deadline_ns = answer, authorise, deadline_ns
-        self.bodies, self.requests_max, self.settings = bodies, requests_max, settings
+        self.bodies, self.limits, self.requests_max = bodies, limits, limits.requests_max
         self.known_heads = KnownHeads()
         self.open_requests = 0
         """Requests that are complete and whose answer has not left."""
@@ -938,7 +914,7 @@ class HttpServer:
         self.is_draining = False
         self.now_s = 0.0
         """The event loop's time, renewed every `SWEEP_S`: how long connections wait need not be known better."""
-        self.stays = b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % settings.idle_s
+        self.stays = b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % limits.idle_s
         """Of answers after which the connection stays. HTTP/1.0 needs the first line; the second tells clients how long
         they may keep it for their next request."""
         self.date_line = b""
@@ -952,9 +928,8 @@ class HttpServer:
         self.listener = Listener(
             lambda: HttpConnection(self),
             idle=(self.lingering, self.heads_due, self.bodies_due, self.idle),
-            connections_max=settings.connections_max,
-            each_address_max=settings.each_address_max,
-            tls=settings.tls,
+            limits=limits,
+            tls=tls,
             protocols=("http/1.1",),
         )
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
@@ -966,11 +941,11 @@ class HttpServer:
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
         self.cors: Fields = ()
-        if settings.cors_origin:
+        if cors_origin:
             self.cors = (
-                ("access-control-allow-origin", settings.cors_origin),
+                ("access-control-allow-origin", cors_origin),
                 ("access-control-expose-headers", CORS_EXPOSED),
-                *(() if settings.cors_origin == "*" else (("vary", "origin"),)),
+                *(() if cors_origin == "*" else (("vary", "origin"),)),
             )
         refusal = Refusal(503, TOO_OLD, "try again in 1 s, or send fewer requests", retry_after_s=1)
         body = error_body(refusal.what, refusal.fix)
@@ -1126,7 +1101,7 @@ class HttpServer:
     def limit_unsent(self) -> None:
         """Close connections that do not take their answers if all these together are too large: those first that have
         stalled longest."""
-        while self.unsent_bytes > self.settings.answers_bytes_max and len(self.sending) > 1:
+        while self.unsent_bytes > self.limits.answers_bytes and len(self.sending) > 1:
             connection = next(iter(self.sending))
             self._give_up(cast(HttpConnection, connection))
 
@@ -1157,7 +1132,7 @@ class HttpServer:
         """End what has waited for its client for too long."""
         self.now_s = now_s = loop.time()
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n\r\n".encode()
-        limits = self.settings
+        limits = self.limits
         for waiting, limit_s in (
             (self.idle, limits.idle_s),
             (self.heads_due, limits.head_s),

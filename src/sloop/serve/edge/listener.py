@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, cast
 
+from sloop.app.limits import ServerLimits
 from sloop.errors import InputError, MachineError
 from sloop.serve.edge.handshakes import HANDSHAKE_S, Handshakes, TimeShare, measured_ns
 from sloop.serve.edge.tcp import BACKLOG, Backlog, bind, waited_in_kernel_ns
@@ -225,14 +226,14 @@ class Listener:
         factory: Callable[[], ServerConnection],
         *,
         idle: Sequence[Mapping[ServerConnection, float]] = (),
+        limits: ServerLimits = ServerLimits(),
         connections_max: int = 0,
-        each_address_max: int = 0,
         tls: Tls | None = None,
         protocols: Sequence[str] = (),
     ) -> None:
         self._factory, self._idle = factory, idle
-        self.connections_max = connections_max or default_connections()
-        self.each_address_max = each_address_max or max(1, self.connections_max // 2)
+        self.connections_max = limits.connections or connections_max or default_connections()
+        self.each_address_max = limits.connections_each or max(1, self.connections_max // 2)
         self._tls, self._protocols = tls, protocols
         self._context = tls.context(*protocols) if tls is not None else None
         self._files = tls.changed() if tls is not None else ()
@@ -361,12 +362,12 @@ class Listener:
             bound = "connections"
         if bound:
             self.refused[bound] += 1
-            most, option = self.connections_max, "--connections"
+            most, key = self.connections_max, "connections"
             if bound == "address":
-                most, option = self.each_address_max, "--connections-each"
+                most, key = self.each_address_max, "connections_each"
             source = f" from {address}" if bound == "address" else ""
             refused = f"{self.refused[bound]} have been refused since the start, from all addresses"
-            self._warn(f"too many connections{source}: {option} allows {most}; {refused}")
+            self._warn(f"too many connections{source}: `limits: {{{key}: …}}` of the server allows {most}; {refused}")
             sock.close()
             return
         connection = self._factory()

@@ -20,12 +20,14 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
+from sloop.app.limits import ServerLimits
 from sloop.memory import return_large_memory
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyMemory
-from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.large import LargeJson
+from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
@@ -74,11 +76,10 @@ took a third of a request's time."""
 class EdgeSettings(Struct, frozen=True):
     """What an edge is told at its start. Its bounds are its share of the server's."""
 
-    http: HttpSettings
-    body_bytes_max: int
-    bodies_bytes_max: int
-    json_bytes_max: int
-    requests_max: int
+    limits: ServerLimits
+    cors_origin: str = ""
+    """The origin whose pages in a browser may use the server, `*` for all, empty for none."""
+    tls: Tls | None = None
     api_key: str = ""
     api_key_file: Path | None = None
     has_repository: bool = False
@@ -117,7 +118,8 @@ class EdgeServer:
     ) -> None:
         self._arena = arena
         self.sink = EdgeSink(send, arena, holder, settings.token, settings.node_tls)
-        bodies = BodyMemory(settings.body_bytes_max, settings.bodies_bytes_max, settings.json_bytes_max)
+        limits = settings.limits
+        bodies = BodyMemory(limits.body_bytes, limits.bodies_bytes_max, limits.json_body_bytes)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
         self.service = InferenceService(self.sink, self.sink, bodies, self.keys, has_repository=has_repository)
@@ -144,8 +146,9 @@ class EdgeServer:
         return HttpServer(
             rest.answer,
             bodies=self.service.bodies,
-            requests_max=settings.requests_max,
-            settings=settings.http,
+            limits=settings.limits,
+            cors_origin=settings.cors_origin,
+            tls=settings.tls,
             authorise=rest.authorise,
             deadline_ns=rest.deadline_ns,
         )
@@ -154,14 +157,7 @@ class EdgeServer:
         from sloop.serve.edge.rpc import Rpc  # noqa: PLC0415  # edges for HTTP need no grpcio, which takes 30 MB
 
         assert settings.socket_folder is not None
-        return Rpc(
-            self.service,
-            settings.socket_folder,
-            requests_max=settings.requests_max,
-            connections_max=settings.http.connections_max,
-            each_address_max=settings.http.each_address_max,
-            tls=settings.http.tls,
-        )
+        return Rpc(self.service, settings.socket_folder, limits=settings.limits, tls=settings.tls)
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns."""
@@ -276,7 +272,7 @@ def main(arguments: Sequence[str]) -> None:
     arena = Arena(settings.arena, memory) if memory >= 0 else None
     if settings.socket_folder is not None:
         os.environ["GRPC_VERBOSITY"] = "NONE"  # it writes a line for each broken head
-        most = 2 * settings.bodies_bytes_max + GRPC_BYTES
+        most = 2 * settings.limits.bodies_bytes_max + GRPC_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
     async def serve() -> None:

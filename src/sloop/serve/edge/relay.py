@@ -21,6 +21,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
+from sloop.app.limits import ServerLimits
 from sloop.serve.edge.heads import Heads, TooMuch
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
@@ -315,9 +316,7 @@ class Relay:
     """The connections of a port for gRPC, passed on to the Unix sockets at `paths` in turn. The bounds are as in
     `Listener`."""
 
-    def __init__(
-        self, paths: Sequence[Path], *, connections_max: int = 0, each_address_max: int = 0, tls: Tls | None = None
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], limits: ServerLimits = ServerLimits(), *, tls: Tls | None = None) -> None:
         self._paths = cycle(map(str, paths))
         self.idle: dict[ServerConnection, float] = {}
         """Connections without calls, by when they began to be."""
@@ -326,8 +325,8 @@ class Relay:
         self.listener = Listener(
             lambda: RelayedConnection(self),
             idle=(self.due, self.idle),
-            connections_max=connections_max or default_connections(DESCRIPTORS),
-            each_address_max=each_address_max,
+            limits=limits,
+            connections_max=default_connections(DESCRIPTORS),
             tls=tls,
             protocols=("h2",),
         )

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from msgspec import Struct
 
+from sloop.app.limits import ServerLimits, setting
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyReservation
@@ -204,7 +205,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it take
 
 
 class Rpc:
-    """A gRPC server. At most `requests_max` calls are open; more are refused (UNAVAILABLE). `folder` is for the Unix
+    """A gRPC server. At most `limits.requests` calls are open; more are refused (UNAVAILABLE). `folder` is for the Unix
     socket of the process."""
 
     def __init__(
@@ -212,12 +213,10 @@ class Rpc:
         service: InferenceService,
         folder: Path,
         *,
-        requests_max: int,
-        connections_max: int = 0,
-        each_address_max: int = 0,
+        limits: ServerLimits = ServerLimits(),
         tls: Tls | None = None,
     ) -> None:
-        self.service, self.requests_max = service, requests_max
+        self.service, self.requests_max = service, limits.requests_max
         self.open_calls = 0
         self.access: AccessLog | None = None
         """Where answers are noted, if somebody wants that."""
@@ -226,8 +225,7 @@ class Rpc:
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         here = Path(f"/proc/self/fd/{self._folder}")  # the folder's own name may be too long for a Unix socket
         self._paths = [here / SOCKET.format(number) for number in range(SERVERS)]
-        bounds = {"connections_max": connections_max, "each_address_max": each_address_max}
-        self.relay = Relay(self._paths, **bounds, tls=tls)
+        self.relay = Relay(self._paths, limits, tls=tls)
         self._servers: list[Any] = []
         """Grpcio's, untyped: one for each path."""
         self._inflating = asyncio.Lock()
@@ -294,7 +292,7 @@ class Rpc:
             raise Refusal(HTTPStatus.NOT_IMPLEMENTED, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
         if self.open_calls >= self.requests_max:
             what = f"rejected: the server has {self.open_calls} open calls, as many as it accepts"
-            fix = "try again in 1 s; `limits` in the deployment sets `requests`"
+            fix = f"try again in 1 s; {setting('requests')}"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, fix, retry_after_s=1)
 
     def _method(self, method: str, respond: Callable[..., Awaitable[Any]], service: str = SERVICE) -> Any:  # noqa: ANN401
@@ -405,7 +403,7 @@ class Rpc:
 
     def _too_large(self, size: int, bytes_max: int, fix: str = "") -> Refusal:
         self.service.bodies.refused["each"] += 1
-        fix = fix or "send fewer rows; the server's option --body-bytes sets the limit"
+        fix = fix or f"send fewer rows; {setting('body_bytes')}"
         return Refusal(413, f"the message has {size} bytes; the limit is {bytes_max}", fix)
 
     async def _refuse(

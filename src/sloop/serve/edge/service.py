@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sloop import __version__
-from sloop.app.application import Limits
+from sloop.app.limits import Limits
 from sloop.errors import InputError
 from sloop.serve.edge.bodies import INFER, MODELS, BodyMemory
 from sloop.serve.edge.inputs import InputValidator
