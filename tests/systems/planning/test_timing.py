@@ -247,6 +247,23 @@ def test_a_capped_share_of_an_accelerator_slows_replicas_down(share: float, is_c
     assert explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 80).feasible == (slowed == 1)
 
 
+@pytest.mark.parametrize(("replicas", "slowed"), [(1, 1.0), (2, 1.5), (3, 2.5)])
+def test_replicas_that_reserve_nothing_of_an_accelerator_are_predicted_with_busy_neighbours(
+    replicas: int, slowed: float
+) -> None:
+    """As many as the plan has on a T4 of 16 GiB, where three of 5 GiB fit."""
+    on_gpu = {
+        "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0, "gamma": 10},
+        **{"max_batch": 1, "accelerator": "T4", "device_share": 1.0, "device_memory_bytes": 5 << 30},
+        "sharing": {"full_batch": 1, "law": {"form": "count", "factors": [1, 1.5, 2.5]}},
+    }
+    where = {"stage": "a", "variant": "a", "node": "g4dn.xlarge-0", "device": "T4", "share": 0, "replicas": replicas}
+    system = {"name": "static", "placements": [where]}
+    cluster = {"nodes": [{"hardware": "g4dn.xlarge"}]}
+    row = explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 10).stages[0]
+    assert row.service_ms == pytest.approx(10 * slowed)
+
+
 @pytest.mark.parametrize("rate_rps", [20, 60, 120])
 def test_a_policy_that_waits_longer_for_more_requests_is_predicted_as_it_is_simulated(rate_rps: int) -> None:
     """Adaptive: q requests wait until q/(q + 1) of the deadline: 20 requests/s wait 200 ms of 300, not 100."""

@@ -21,8 +21,10 @@ The slowest group decides how long a stage takes.
 **Shared cores.** Replicas whose cores are only reserved slow each other down as their profile says. They are predicted
 as if all that fit on a node ran batches all the time, so what they serve is right and how long they take pessimistic.
 
-**Shares of an accelerator** that are a cap slow replicas down as their profile says. Batches of other replicas on the
-accelerator are not counted: how much they overlap depends on all rates, and `sloop simulate` says it.
+**Shares of an accelerator** that are a cap slow replicas down as their profile says. Replicas that reserve nothing of
+an accelerator (PALDIA's) are predicted like those on shared cores: as if as many as the plan has, and fit there, ran
+batches all the time. Batches of replicas that reserve a share are not counted: how much they overlap depends on all
+rates, and `sloop simulate` says it.
 
 The module must not know how a plan was found, nor on which nodes it is placed.
 """
@@ -38,11 +40,12 @@ from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.graph_estimates import LeastTimes, remaining_times
 from sloop.core.protocols import deciding
 from sloop.core.views import Belief, BeliefKey
+from sloop.policies.targets import together_max
 from sloop.profile.estimate import CrowdedEstimate, Estimate
 from sloop.solvers.queueing import fill_ms
 from sloop.systems.setup import ApplicationSetup
 from sloop.units import FOREVER_NS, ROUNDING, ms, round_up, to_ms
-from sloop.vocabulary import Group, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
+from sloop.vocabulary import Group, Node, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
 
 Arrivals = Literal["even", "burst"]
 """How the requests of one second arrive: evenly spaced, or all at once."""
@@ -153,17 +156,18 @@ class StagePrediction:
 
     def belief(self, group: Group) -> Estimate:
         """The belief about the replicas of a group. A capped share of an accelerator slows them down. Replicas that
-        share the cores of a node are taken to be as many on one node as fit there, and all busy."""
+        share the cores of a node, or an accelerator of which they reserve nothing, are taken to be as many there as
+        fit, and all busy."""
         slot = group.spec.slot
         belief = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.shape)
         if not belief.shares(slot):
             return belief
-        if slot.accelerator:
-            return CrowdedEstimate(belief, 1) if slot.is_capped and slot.share else belief
-        if slot.is_capped:
+        if slot.accelerator and slot.share:
+            return CrowdedEstimate(belief, 1) if slot.is_capped else belief
+        if slot.is_capped and not slot.accelerator:
             return belief
         nodes = [node for node in self._setup.application.cluster if node.hardware == slot.hardware]
-        most = max((int(node.cores / slot.cores + ROUNDING) for node in nodes), default=1)
+        most = max((_most_on(node, slot, belief) for node in nodes), default=1)
         return CrowdedEstimate(belief, max(1, min(group.count, most)))
 
     def batch_max(self, group: Group) -> int:
@@ -388,6 +392,17 @@ def _remaining_ns(setup: ApplicationSetup, targets: Mapping[str, StagePlan]) -> 
         )
         least_ns[stage.name] = alone_ns, alone_ns  # only drop policies ask for the second, with full batches
     return {name: alone_ns for name, (alone_ns, _) in remaining_times(setup.application.graph, least_ns).items()}
+
+
+def _most_on(node: Node, slot: Slot, belief: Belief) -> int:
+    """How many replicas fit on an accelerator of a node, by memory and clients, or else on its cores."""
+    if not slot.accelerator:
+        return int(node.cores / slot.cores + ROUNDING)
+    devices = [device for device in node.devices if device.kind == slot.accelerator]
+    return max(
+        (together_max(each.memory_bytes, belief.device_memory_bytes, clients_max=each.clients_max) for each in devices),
+        default=1,
+    )
 
 
 def stage_beliefs(setup: ApplicationSetup, stage: str) -> dict[BeliefKey, Estimate]:
