@@ -39,8 +39,8 @@ from sloop.profile.profile import LayerProfile, Profile
 from sloop.serve.backends import local
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, BlockReader, write_block
+from sloop.serve.control.cutting import cut_of
 from sloop.serve.cpu_quota import detect
-from sloop.serve.deploy import cut_of
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import FileRuntime

@@ -27,7 +27,7 @@ from sloop.load import Delivery, LoadPlan, LoadResult, run_load
 from sloop.profile.measure import measure
 from sloop.profile.profile import Profile, path_beside, save_profile
 from sloop.runlog import read_log
-from sloop.serve.control import Deploy, find_server, send
+from sloop.serve.control.orders import Deploy, find_server, send
 from sloop.serve.cpu_quota import confined
 from sloop.workload import trace_from
 

@@ -36,8 +36,8 @@ from sloop.profile.measure import measure
 from sloop.profile.profile import Latency, path_beside, save_profile
 from sloop.report.tables import Cell
 from sloop.runlog import read_log
+from sloop.serve.control.servables import servables_of
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import servables_of
 from sloop.serve.server import SWITCH_S, Settings, serving
 from sloop.systems.setup import Setup, set_up
 from sloop.units import ms, to_ms

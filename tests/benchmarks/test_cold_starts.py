@@ -31,7 +31,7 @@ from sloop.app.load import load_application
 from sloop.events import WorkerCompleted, WorkerLost, WorkerProgressed, WorkerReady
 from sloop.profile.onnx_cut import cut_model
 from sloop.profile.profile import Profile, Quadratic, Startup, path_beside, save_profile
-from sloop.serve.deploy import check_live
+from sloop.serve.control.checks import check_live
 from sloop.systems.setup import set_up
 from sloop.units import s
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId, Slot, WorkerId, parts_at

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sloop.app.load import load_application
 from sloop.cli import deploy as deploy_module
 from sloop.cli import main
-from sloop.serve.control import Deploy, Done, Order
+from sloop.serve.control.orders import Deploy, Done, Order
 from tests.cli.conftest import SERVED
 
 

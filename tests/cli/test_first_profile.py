@@ -36,9 +36,9 @@ from sloop.profile.profile import (
     save_profile,
 )
 from sloop.profile.published import RESNET_T
+from sloop.serve.control.loading import UnloadedModel, loadable
+from sloop.serve.control.servables import COPIES
 from sloop.serve.copies import ExaminedModels
-from sloop.serve.deploy import COPIES, UnloadedModel
-from sloop.serve.server import models_of
 from sloop.systems.setup import set_up
 
 
@@ -351,7 +351,7 @@ def test_a_model_is_examined_once_before_it_is_measured_and_served(
     deployment = load_deployment(app)
     found, _ = module.first_profiles(deployment, None, state, {}, models)
     assert [path.name for path in found] == examined == names
-    models_of(set_up(deployment.with_profiles(found)), state, models)
+    loadable(set_up(deployment.with_profiles(found)), state, models)
     assert examined == names, "nor again before it is served"
 
 

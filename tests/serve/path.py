@@ -19,8 +19,8 @@ from sloop.app.load import load_application
 from sloop.events import Event, Finished, WorkerReady
 from sloop.runlog import Recorder
 from sloop.serve.blocks import write_block
+from sloop.serve.control.versions import offer_of
 from sloop.serve.dataflow import StageWiring, wire
-from sloop.serve.deploy import offer_of
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpConnection, HttpServer

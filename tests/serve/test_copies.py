@@ -27,7 +27,8 @@ from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import digest, digest_of_model
 from sloop.serve import copies
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.control import Deploy, Remove, find_server, send
+from sloop.serve.control.orders import Deploy, Remove, find_server, send
+from sloop.serve.control.servables import COPIES
 from sloop.serve.copies import (
     VersionFiles,
     check_digest,
@@ -36,7 +37,6 @@ from sloop.serve.copies import (
     private_copy,
     take,
 )
-from sloop.serve.deploy import COPIES
 from sloop.serve.runtimes import FileRuntime, check_offer
 from sloop.serve.weights.folder import FILES, USED, locked_file
 from sloop.tensor import Port, Signature

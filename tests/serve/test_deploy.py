@@ -23,10 +23,15 @@ from sloop.actions import Rollout, VersionState
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
-from sloop.serve import control, deploy
 from sloop.serve.backends import local
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.control import (
+from sloop.serve.control import deployer as module
+from sloop.serve.control import orders
+from sloop.serve.control.check_process import check_version
+from sloop.serve.control.checks import check_weights
+from sloop.serve.control.deployer import ENDED_KEPT, Deployer
+from sloop.serve.control.memory import VersionMemory
+from sloop.serve.control.orders import (
     Comparison,
     Deploy,
     Done,
@@ -38,7 +43,8 @@ from sloop.serve.control import (
     is_served,
     send,
 )
-from sloop.serve.deploy import ENDED_KEPT, Deployer, ModelRepository, check_weights, servables_of
+from sloop.serve.control.repository import ModelRepository
+from sloop.serve.control.servables import servables_of
 from sloop.serve.edge.service import Keys
 from sloop.serve.server import check_repository
 from sloop.serve.weights.cache import WeightsCache
@@ -92,7 +98,7 @@ def _checked_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Versions are checked in a thread, which spares each check the start of a process; not in tests that ask for
     `check_process`."""
     if "check_process" not in request.fixturenames:
-        monkeypatch.setattr(deploy, "checked", lambda order: asyncio.to_thread(deploy.check_version, order))
+        monkeypatch.setattr(module, "checked", lambda order: asyncio.to_thread(check_version, order))
 
 
 @pytest.fixture
@@ -302,12 +308,17 @@ def test_the_only_version_that_serves_cannot_be_removed_while_another_starts(
         assert factor_of(running, "demo")[0] == "2"
 
 
-def test_what_is_remembered_of_versions_that_have_ended_is_bounded(tmp_path: Path, mlp: Path) -> None:
+def test_what_is_remembered_of_versions_that_have_ended_is_bounded(
+    tmp_path: Path, mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment = load_deployment(named("demo", mlp))
     driver = SimpleNamespace(on_rollout=lambda _: None, served=lambda _: None)
     service = SimpleNamespace(models={})
     unused: Any = None
-    deployer = Deployer(deployment, unused, driver, unused, unused, service, unused, tmp_path)  # type: ignore[arg-type]
+    core, insight = SimpleNamespace(versions=lambda _: ()), SimpleNamespace(refused={})
+    memory = VersionMemory(tmp_path, deployment)
+    monkeypatch.setattr(memory, "write", lambda _: None)
+    deployer = Deployer(deployment, core, driver, unused, unused, service, insight, memory)  # type: ignore[arg-type]
     for number in range(2, 3 * ENDED_KEPT):
         version = str(number)
         deployer._applications[f"demo@{version}"] = deployment.applications[0]
@@ -456,7 +467,7 @@ def test_a_version_has_the_name_that_it_is_given(thread: LoopThread, tmp_path: P
 def test_only_the_servers_own_user_may_open_the_socket(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
     folder = tmp_path / ("a-very-long-name" * 8)  # longer than the name of a socket may be
     with serving(thread, folder, named("demo", mlp)) as running:
-        path = folder / control.CONTROL
+        path = folder / orders.CONTROL
         found = path.stat()
         assert stat.S_ISSOCK(found.st_mode)
         assert stat.S_IMODE(found.st_mode) == 0o600
@@ -472,7 +483,7 @@ def test_only_the_servers_own_user_may_open_the_socket(thread: LoopThread, tmp_p
 
 @contextmanager
 def _connected(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, control._short(path) as name:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, orders._short(path) as name:
         sock.connect(name)
         yield sock
 
@@ -483,7 +494,7 @@ def test_a_client_that_leaves_ends_the_check(thread: LoopThread, tmp_path: Path,
     opens = f"import pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
     slow = file_of(tmp_path, named("demo", python_model(tmp_path / "slow.py", opens=opens)))
     with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
-        with _connected(running.folder / control.CONTROL) as sock:
+        with _connected(running.folder / orders.CONTROL) as sock:
             sock.sendall(json.dumps({"type": "deploy", "file": slow}).encode() + b"\n")
             while not marker.exists():
                 time.sleep(0.01)

@@ -20,8 +20,8 @@ from sloop.app.load import load_application
 from sloop.events import WorkerLost, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
 from sloop.runlog import MemoryLog
-from sloop.serve import deploy
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.control.versions import wirings_of
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -108,7 +108,7 @@ async def live_driver(
     served, arenas, log = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring), Arenas(), MemoryLog()
     backend = LocalBackend(
         servables,
-        deploy.wirings_of(served),
+        wirings_of(served),
         detect().actuator,
         arenas=arenas,
         nodes=setup.deployment.cluster,

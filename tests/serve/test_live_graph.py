@@ -11,8 +11,8 @@ import uvloop
 from sloop.actions import StartBatch
 from sloop.app.load import load_application
 from sloop.events import WorkerReady
+from sloop.serve.control.servables import servables_of
 from sloop.serve.dataflow import wire
-from sloop.serve.deploy import servables_of
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log

@@ -36,12 +36,14 @@ from sloop.runlog import Record, read_log
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.backends.pipelines import ProcessPipeline
 from sloop.serve.blocks import tensors_in, write_block
-from sloop.serve.deploy import check_live, cut_of
+from sloop.serve.control.checks import check_live
+from sloop.serve.control.cutting import cut_of
+from sloop.serve.control.loading import loadable
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
-from sloop.serve.server import check_nodes, models_of
+from sloop.serve.server import check_nodes
 from sloop.serve.shadows import CutRuntime
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address
@@ -862,7 +864,7 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
         setup = set_up(load_application({**document(model, tmp_path, **profile), **changes}), must_fit=False)
 
         def check_all() -> None:
-            models_of(setup, tmp_path / "blocks")
+            loadable(setup, tmp_path / "blocks")
             check_live(setup.applications[0])
             check_nodes(setup.applications[0], has_agents=has_agents)
 

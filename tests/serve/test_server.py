@@ -34,7 +34,8 @@ from sloop.runlog.fold import DeploymentState
 from sloop.runlog.segments import FOLDER, segments_in
 from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.deploy import COPIES, Models, UnloadedModel
+from sloop.serve.control.loading import UnloadedModel, loadable, within
+from sloop.serve.control.servables import COPIES, Models
 from sloop.serve.edge.schema import SERVICE
 from sloop.serve.journal import Observed
 from sloop.serve.protocols import Servable
@@ -44,14 +45,11 @@ from sloop.serve.server import (
     Settings,
     StopOrders,
     is_loopback,
-    loadable,
     locked,
-    models_of,
     open_journal,
     reload,
     serve,
     serving,
-    within,
 )
 from sloop.systems.replay import beginning_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
@@ -369,7 +367,7 @@ def test_a_second_server_finds_folder_and_ports_taken(
     for taken in ("http_port", "grpc_port"):
         ports = {"http_port": 0, "grpc_port": 0} | {taken: getattr(running.server, taken)}
         settings = Settings(state_folder=tmp_path, **ports)
-        context = serving(setup, models_of(setup, tmp_path), settings)
+        context = serving(setup, loadable(setup, tmp_path)[1], settings)
         with pytest.raises(MachineError, match=rf"port {ports[taken]} on 127\.0\.0\.1 is in use"):
             thread.call(context.__aenter__())
     assert running.ask("GET", "/v2/health/live")[0] == 200
@@ -811,7 +809,7 @@ def test_a_difference_that_real_requests_show_ends_joining(
     running.close()
     assert "from now on each request runs alone" in caplog.text
     del described["stages"][0]["variants"][0]["joins_rows"]
-    (servable,) = models_of(set_up(load_deployment([described])), tmp_path / "state").values()
+    (servable,) = loadable(set_up(load_deployment([described])), tmp_path / "state")[1].values()
     assert "differs from its output alone" in servable.obstacle, "also in later servers"
 
 
@@ -842,7 +840,7 @@ class Model:
 def test_a_model_that_cannot_be_loaded_at_the_start_is_left_out_and_tried_again(
     thread: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sloop.serve.deploy.RETRY_S_MIN", 0.1)
+    monkeypatch.setattr("sloop.serve.control.deployer.RETRY_S_MIN", 0.1)
     setup, broken = two_models(tmp_path)
     kept, models, left_out = loadable(setup, tmp_path / "state")
     assert [each.application.name for each in kept.applications] == ["good"]

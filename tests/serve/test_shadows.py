@@ -34,12 +34,13 @@ from sloop.events import (
 from sloop.profile.examine import Declared, examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
 from sloop.serve.backends.local import LocalBackend
+from sloop.serve.control.cutting import cut_of, needs_blocks
+from sloop.serve.control.loading import loadable
+from sloop.serve.control.servables import servables_of
 from sloop.serve.dataflow import wire
-from sloop.serve.deploy import cut_of, needs_blocks, servables_of
 from sloop.serve.messages import PairSetup, ShadowSetup
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
-from sloop.serve.server import models_of
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, RowExchange, ShadowWorker
 from sloop.serve.transport import FrameKind, ProcessChannel, socket_pair
 from sloop.sim.checkers import Checkers, Rules
@@ -571,7 +572,7 @@ def test_a_system_with_shadows_needs_measured_blocks(model: Path, tmp_path: Path
     declared = application(model, tmp_path, has_layers=False)
     setup = set_up(load_application(declared))
     with pytest.raises(InputError, match="blocks of this one were not measured"):
-        models_of(setup, tmp_path)
+        loadable(setup, tmp_path)
     without = set_up(load_application({**declared, "system": {**declared["system"], "shadows": False}}))
     assert not needs_blocks(without.applications[0])
-    assert [each.cut for each in models_of(without, tmp_path).values()] == [None]
+    assert [each.cut for each in loadable(without, tmp_path)[1].values()] == [None]

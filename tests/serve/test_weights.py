@@ -31,8 +31,8 @@ from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
 from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, WorkerOrder
+from sloop.serve.control.servables import servables_of
 from sloop.serve.copies import IN_CACHE, collect
-from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
 from sloop.serve.weights import folder as kept

@@ -14,7 +14,7 @@ from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady
 from sloop.memory import give_back, is_out_of_memory, own_bytes
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.deploy import servables_of
+from sloop.serve.control.servables import servables_of
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FileRuntime
 from sloop.serve.worker_memory import PAUSE_S_MAX, Surplus, WorkerMemory, bound_of

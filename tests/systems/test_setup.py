@@ -19,7 +19,7 @@ from sloop.events import WOKE, Event, Finished, WorkerReady
 from sloop.machine import Capacity
 from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
-from sloop.serve.deploy import threads_of
+from sloop.serve.control.versions import threads_of
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.systems import SYSTEMS
 from sloop.systems.setup import application_in, build, definition_of, set_up
@@ -49,7 +49,7 @@ def test_only_replicas_that_may_be_resized_count_sessions_for_other_numbers_of_t
     stages = [{"name": "a", "profile": str(tmp_path / "p.json")}]
     (setup,) = set_up(load_application({**MINIMAL, "stages": stages, "system": system})).applications
     assert setup.beliefs["a", "a", "local"].memory_bytes == memory_bytes
-    monkeypatch.setattr("sloop.serve.deploy.capacity", lambda: Capacity(2.0, None))
+    monkeypatch.setattr("sloop.serve.control.versions.capacity", lambda: Capacity(2.0, None))
     assert threads_of(setup) == threads
 
 

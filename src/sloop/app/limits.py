@@ -39,7 +39,7 @@ class Limits:
     """Bodies of open requests, in bytes."""
     rows: Annotated[int, Range(least=0, most=ROWS_MOST)] = 0
     """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
-    `ROWS_MAX` of `sloop.serve.deploy`."""
+    `ROWS_MAX` of `sloop.serve.control.versions`."""
     worker_bytes: NonNegativeInt = 0
     """The memory of one worker; in a deployment, for each application that says nothing. 0: what follows from its
     profile (`sloop.serve.worker_memory`)."""

@@ -11,7 +11,7 @@ from sloop.app.load import model_urls
 from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.report.tables import Table
-from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
+from sloop.serve.control.orders import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
 from sloop.vocabulary import Canary
 
 EXAMPLE = """

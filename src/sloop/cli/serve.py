@@ -46,10 +46,11 @@ from sloop.profile.model import model_label
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
+from sloop.serve.control.loading import UnloadedModel
+from sloop.serve.control.servables import COPIES, signatures_of
 from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy, unprofiled
 from sloop.serve.cpu_quota import confined
 from sloop.serve.dataflow import check_wiring
-from sloop.serve.deploy import COPIES, UnloadedModel, signatures_of
 from sloop.serve.edge.listener import Tls
 from sloop.serve.private import group_of
 from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppable
@@ -339,7 +340,7 @@ def serve(
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
-            served = deployment.without(server.insight.refused)
+            served = server.deployment.without(server.insight.refused)
             print_output(addresses(served, server, list(first.values()), is_secure=settings.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out, examined=known)

@@ -95,6 +95,12 @@ class EdgeSockets(Struct, frozen=True):
     """Of the edge for gRPC; None if there is none."""
 
     @property
+    def ports(self) -> tuple[int, int | None]:
+        """For HTTP and for gRPC."""
+        grpc = None if self.grpc is None else int(self.grpc.getsockname()[1])
+        return int(self.http[0].getsockname()[1]), grpc
+
+    @property
     def all(self) -> Sequence[socket.socket]:
         """All of them, that for gRPC last."""
         return self.http if self.grpc is None else (*self.http, self.grpc)

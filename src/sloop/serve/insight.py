@@ -51,7 +51,7 @@ LEAVING: Final = "the server is shutting down"
 
 
 class Repository(Protocol):
-    """Answers the questions about the model repository; `sloop.serve.deploy.ModelRepository`."""
+    """Answers the questions about the model repository; `sloop.serve.control.repository.ModelRepository`."""
 
     def index(self) -> bytes:
         """The answer to `AskIndex`."""

@@ -14,17 +14,14 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import uvloop
 from msgspec import structs
@@ -32,7 +29,7 @@ from msgspec import structs
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.limits import ServerLimits
 from sloop.core.planner import plans_beside
-from sloop.errors import InputError, MachineError, SloopError
+from sloop.errors import InputError, MachineError
 from sloop.machine import capacity, hardware_name
 from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
@@ -40,28 +37,17 @@ from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
-from sloop.serve.control import ControlSocket
+from sloop.serve.control.checks import warnings_of
+from sloop.serve.control.cutting import starts_parts
+from sloop.serve.control.deployer import Deployer
+from sloop.serve.control.loading import LOADED, LeftOut, begun, versions_of
+from sloop.serve.control.memory import VersionMemory
+from sloop.serve.control.orders import ControlSocket
+from sloop.serve.control.repository import ModelRepository
+from sloop.serve.control.servables import COPIES, Models
+from sloop.serve.control.versions import offer_of, threads_of, wirings_of
 from sloop.serve.copies import ExaminedModels
 from sloop.serve.cpu_quota import detect
-from sloop.serve.deploy import (
-    COPIES,
-    Deployer,
-    ModelRepository,
-    Models,
-    UnloadedModel,
-    check_live,
-    check_weights,
-    needs_blocks,
-    offer_of,
-    rows_of,
-    runs_alone,
-    servables_of,
-    served_version,
-    starts_parts,
-    threads_of,
-    warnings_of,
-    wirings_of,
-)
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.listener import Tls, raise_descriptor_limit
@@ -75,12 +61,12 @@ from sloop.serve.metrics import Metrics
 from sloop.serve.network import HolderTable
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.private import NOBODY, make_private
-from sloop.serve.protocols import Backend, Servable
+from sloop.serve.protocols import Backend
 from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped, reopen_outputs
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
-from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up, with_lone_requests
+from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of
 from sloop.text import listed
 
 LOCK: Final = "lock"
@@ -162,10 +148,6 @@ FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long a thread, such as the one that writes the log, may keep the interpreter from the event loop. Python's
 default is 5 ms."""
-T = TypeVar("T")
-LOAD_S_MAX: Final = 60.0
-"""An application that takes longer to load at the start, such as one whose model hangs, is left to later attempts if
-others are to be served."""
 GRACE_S: Final = 3.0
 """HAProxy, as configured in `deploy/`, notices within 2 s that a server is not ready. Kubernetes takes an ending pod
 out of its Services whether it is ready or not, which usually reaches all nodes within a second."""
@@ -243,6 +225,8 @@ class Serving:
     folder: Path
     """The state folder, with the control socket."""
     edges: Edges
+    deployment: Deployment
+    """What it began with."""
 
 
 def serve(
@@ -251,7 +235,7 @@ def serve(
     *,
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
-    left_out: Mapping[str, UnloadedModel] = {},
+    left_out: LeftOut = LOADED,
     examined: ExaminedModels | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; after SIGTERM, first serve for `grace_s` more. `on_start` is called
@@ -263,16 +247,17 @@ def serve(
     is another one; `left_out` has those that are left out already, by name, and `examined` what was examined a moment
     ago.
     """
-    setup = set_up(declared, choice)
-    setup, models, refused = loadable(setup, settings.folder_of(setup.deployment), examined)
-    setup = with_lone_requests(setup, runs_alone(models))
-    left_out = {**left_out, **refused}
+    deployment = declared if isinstance(declared, Deployment) else Deployment.of(declared)
+    memory = VersionMemory(settings.folder_of(deployment), deployment)
+    memory.read(left_out)
+    setup, models, refused = begun(deployment, choice, memory, examined)
+    left_out = {name: each for name, each in left_out.items() if name not in memory.restored.versions} | refused
 
     async def main() -> None:
         orders, loop = StopOrders(settings.grace_s), asyncio.get_running_loop()
 
         async def run() -> None:
-            async with serving(setup, models, settings, left_out) as server:
+            async with serving(setup, models, settings, left_out, memory) as server:
                 orders.begin(server.insight.withdraw)
                 signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload, server))
                 on_start(server)
@@ -403,7 +388,7 @@ class StopOrders:
 
 @asynccontextmanager
 async def serving(
-    setup: Setup, models: Models, settings: Settings, left_out: Mapping[str, UnloadedModel] = {}
+    setup: Setup, models: Models, settings: Settings, left_out: LeftOut = LOADED, memory: VersionMemory | None = None
 ) -> AsyncIterator[Serving]:
     """A running server, drained when the context ends. `models` are by (stage, variant); `left_out` is tried again."""
     deployment, versions = setup.deployment, versions_of(setup, models)
@@ -441,35 +426,43 @@ async def serving(
             edges=lambda: edges.serving_edges(),  # noqa: PLW0108  # likewise
         )
         journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
-        recorders = (metrics.state,) if journal is None else (metrics.state, journal)
+        recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
-        token = b"" if settings.nodes is None else settings.nodes.token()
+        nodes = settings.nodes
+        token, node_tls = (b"", None) if nodes is None else (nodes.token(), nodes.tls)
         holders = HolderTable()
         backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
-        node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
         edges = Edges(driver, insight, arenas, bounds, sockets, folder, holders=holders)
         offer_all(edges, deployment, versions, insight)
-        deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
+        memory = memory or VersionMemory(folder, deployment)
+        stack.push_async_callback(memory.written)
+        deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, memory)
         stack.enter_context(deployer.keeping(models, left_out))
         insight.repository = repository = ModelRepository(deployer, settings.repository)
         stack.push_async_callback(edges.close)
-        driver.wait()
-        await edges.start()
-        await backend.open()
-        driver.start()
+        await start(driver, edges, backend)
         stack.push_async_callback(driver.drain, deployment.limits.drain_s, edges.delivered)
         stack.callback(edges.drain)
         stack.push_async_callback(repository.close)
         control = ControlSocket(deployer.handle)
         control.start(folder)
         stack.push_async_callback(control.close)
-        web = int(sockets.http[0].getsockname()[1])
-        grpc = None if sockets.grpc is None else int(sockets.grpc.getsockname()[1])
-        yield Serving(settings.host, web, grpc, driver, backend, planner, metrics, insight, journal, folder, edges)
+        yield Serving(
+            *(settings.host, *sockets.ports, driver, backend, planner, metrics, insight, journal, folder, edges),
+            deployment,
+        )
+
+
+async def start(driver: Driver, edges: Edges, backend: Backend) -> None:
+    """Let the core begin when the edges accept connections and the nodes are there."""
+    driver.wait()
+    await edges.start()
+    await backend.open()
+    driver.start()
 
 
 def offer_all(edges: Edges, deployment: Deployment, versions: Sequence[ServedVersion], insight: Insight) -> None:
@@ -543,73 +536,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def models_of(setup: Setup, folder: Path, examined: ExaminedModels | None = None) -> dict[tuple[str, str], Servable]:
-    """The models of all applications; for `folder` and `examined` see `servables_of`. InputError for a variant without
-    one."""
-    found: dict[tuple[str, str], Servable] = {}
-    most_bytes = setup.deployment.limits.worker_bytes
-    for each in setup.applications:
-        blocks, parts = needs_blocks(each), starts_parts(each)
-        found |= servables_of(
-            *(each.application, folder),
-            in_blocks=blocks,
-            in_parts=parts,
-            worker_bytes=most_bytes,
-            examined=examined,
-        )
-    return found
-
-
-def within(limit_s: float | None, work: Callable[[], T]) -> T:
-    """The result of work in a thread. MachineError if it takes longer; the thread goes on, and nobody waits for it."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    try:
-        return done.result(limit_s)
-    except TimeoutError as error:
-        raise MachineError(f"it takes more than {limit_s:g} s to load") from error
-
-
-def loadable(
-    setup: Setup, folder: Path, examined: ExaminedModels | None = None
-) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:
-    """The setup of the applications whose models can be loaded, these models, and by name the other applications; for
-    `folder` and `examined` see `servables_of`. Raises the first error if no application can be loaded."""
-    found: dict[tuple[str, str], Servable] = {}
-    left_out: dict[str, UnloadedModel] = {}
-    errors: list[SloopError] = []
-    limit_s = None if len(setup.applications) == 1 else LOAD_S_MAX
-    for each in setup.applications:
-        try:
-            found |= within(limit_s, partial(models_of, replace(setup, applications=(each,)), folder, examined))
-        except SloopError as error:
-            errors.append(error)
-            left_out[each.application.name] = UnloadedModel(error.what, each.application.file, definition_of(each))
-    if len(errors) == len(setup.applications):
-        raise errors[0]
-    if left_out:
-        setup = set_up(setup.deployment.without(left_out))
-    return setup, found, left_out
-
-
-def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
-    """The applications as the driver serves them. InputError for one that cannot be served."""
-    found: list[ServedVersion] = []
-    for each in setup.applications:
-        check_live(each)
-        own = {key: model for key, model in models.items() if key[0] in each.application.by_name}
-        check_weights(each, own)
-        found.append(served_version(each.application, own, rows_of(each.application, setup.deployment)))
-    return found
 
 
 def planner_of(setup: Setup) -> PlannerProcess:

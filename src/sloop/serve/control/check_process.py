@@ -1,0 +1,146 @@
+"""The check of a version before a server hears of it, in a process of its own.
+
+Its file loads, every model opens and has a profile, its system is the server's and has a plan that fits the cluster.
+Reading models and planning would stop the event loop for seconds, and a model's library may crash.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from sloop.app.application import Application, Deployment
+from sloop.app.load import load_application, with_deadline
+from sloop.errors import InputError, MachineError, SloopError
+from sloop.serve.control.checks import (
+    check_live,
+    warnings_of,
+)
+from sloop.serve.control.servables import Models, models_of, runs_alone
+from sloop.serve.control.versions import rows_of, served_version, threads_of, version_of
+from sloop.serve.driver import ServedVersion
+from sloop.serve.processes import begin, kill, spawn
+from sloop.serve.protocols import Servable
+from sloop.systems.setup import (
+    application_in,
+    definition_of,
+    set_up,
+    with_lone_requests,
+)
+
+CHECK_S_MAX: Final = 600.0
+"""Seconds for the check of a version; it opens every model and makes a plan."""
+NICE: Final = 19
+
+
+class CheckOrder(Struct, frozen=True):
+    """What the process is to check: a file, as a version of its application in a running deployment."""
+
+    file: str
+    version: str
+    """Empty for the next number."""
+    next_versions: dict[str, str]
+    """By application, the next number; "1" for others."""
+    deployment: dict[str, Any]
+    """Its system and cluster; without applications."""
+    folder: str
+    """The server's state folder."""
+    definition: Mapping[str, Any] | None = None
+    """The application version instead of the file's, joined with the deployment already."""
+
+
+class AcceptedVersion(Struct, frozen=True, tag="accepted"):
+    """A version that can be served, with everything that the server needs of it."""
+
+    definition: dict[str, Any]
+    models: tuple[tuple[str, str, Servable], ...]
+    """Each with its stage and variant."""
+    rows_max: int
+    threads: int
+    warnings: tuple[str, ...]
+
+    def served(self) -> tuple[Application, Models, ServedVersion]:
+        """The application, its models, and how the driver serves it."""
+        application = application_in(self.definition)
+        models = {(stage, variant): model for stage, variant, model in self.models}
+        return application, models, served_version(application, models, self.rows_max)
+
+
+class RefusedVersion(Struct, frozen=True, tag="refused"):
+    """A version that cannot be served: the fields of a `SloopError`."""
+
+    what: str
+    help: str
+
+
+def check_version(order: CheckOrder) -> AcceptedVersion:
+    """The version if it can be served. SloopError if it cannot."""
+    deployment = msgspec.convert(order.deployment, Deployment, strict=False)
+    if order.definition is not None:
+        application = joined = replace(application_in(order.definition), cluster=deployment.cluster)
+    else:
+        application = load_application(order.file, cluster=deployment.cluster)
+        version = order.version or order.next_versions.get(application.name, "1")
+        joined = deployment.joined_by(application).qualified(version)
+    whole = set_up(replace(deployment, applications=(joined,)))
+    (setup,) = whole.applications
+    check_live(setup)
+    models = models_of(setup, deployment.limits, Path(order.folder), must_run=True)
+    (setup,) = with_lone_requests(whole, runs_alone(models)).applications
+    version_of(setup, models, deployment.limits)
+    return AcceptedVersion(
+        definition=definition_of(setup),
+        models=tuple((*key, model) for key, model in models.items()),
+        rows_max=rows_of(joined, deployment.limits),
+        threads=threads_of(setup),
+        warnings=(*filter(None, (with_deadline(application)[1],)), *warnings_of(setup, models)),
+    )
+
+
+async def checked(order: CheckOrder) -> AcceptedVersion:
+    """`check_version` in a process of its own. Raises what it raises, and MachineError if the process dies."""
+    process = spawn("sloop.serve.control.check_process", [os.getpid()], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    talk = asyncio.get_running_loop().run_in_executor(None, process.communicate, msgspec.json.encode(order))
+    try:
+        async with asyncio.timeout(CHECK_S_MAX):
+            answer, _ = await asyncio.shield(talk)
+    except TimeoutError as error:
+        what = f"{order.file}: the check has taken more than {CHECK_S_MAX:g} s"
+        raise InputError(what, help="a model may wait for something when it is opened") from error
+    finally:
+        if process.poll() is None:
+            kill(process.pid)
+        await asyncio.wait((talk,))
+    try:
+        found = msgspec.json.decode(answer, type=AcceptedVersion | RefusedVersion)
+    except msgspec.DecodeError as error:
+        what = f"{order.file}: the process that checked it ended with exit status {process.returncode}"
+        raise MachineError(what, help="see the server's messages; it may have run out of memory") from error
+    if isinstance(found, RefusedVersion):
+        raise InputError(found.what, help=found.help)
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process: reads a `CheckOrder` from stdin, and writes the answer to stdout."""
+    begin(int(arguments[0]), ())
+    os.nice(NICE)
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # what libraries print
+        try:
+            order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
+            found: AcceptedVersion | RefusedVersion = check_version(order)
+        except SloopError as error:
+            found = RefusedVersion(str(error.args[0]), error.help)
+        out.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
