@@ -8,7 +8,7 @@ FLAGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-systems test-live test-dst test-without test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-systems test-live test-page test-dst test-without test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -23,13 +23,16 @@ $(READY): pyproject.toml
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
 test: $(READY) ## the platform, without what the other test targets have
-	$(PYTEST) -m "not needs_hosts and not server" --ignore=tests/sloop_systems --ignore=tests/dst $(FLAGS)
+	$(PYTEST) -m "not needs_hosts and not server and not browser" --ignore=tests/sloop_systems --ignore=tests/dst $(FLAGS)
 
 test-systems: $(READY) ## publications, and the suite of every system under all names; `test` has one of each scale policy
 	SLOOP_SUITE=all $(PYTEST) -m "not needs_hosts" tests/systems/test_suite.py tests/sloop_systems $(FLAGS)
 
 test-live: $(READY) ## servers with real processes and sockets
 	$(PYTEST) -m "server and not needs_hosts" $(FLAGS)
+
+test-page: $(READY) ## the page in Chromium, before servers; skipped without one (apt-get install chromium, or CHROMIUM=)
+	$(PYTEST) -m browser tests/page $(FLAGS)
 
 test-dst: $(READY) ## random schedules of faults, simulated agents, deaths of the deciding process
 	$(PYTEST) tests/dst $(FLAGS)
@@ -74,7 +77,7 @@ types: $(READY) ## mypy, strict, tests included
 contracts: $(READY) ## the house: which floor may import which
 	$(BIN)/lint-imports
 
-check: lint types contracts test test-systems test-live test-dst test-hosts test-without ## everything but coverage that continuous integration runs
+check: lint types contracts test test-systems test-live test-page test-dst test-hosts test-without ## everything but coverage that continuous integration runs
 
 reproduce: $(READY) ## the published experiments, beside what we measure
 	$(BIN)/sloop reproduce all $(FLAGS)

@@ -16,7 +16,9 @@ TEXTS = [
     path
     for folder in ("src", "tests", "docs", "benchmarks", "examples", ".ci")
     for path in (ROOT / folder).rglob("*")
-    if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".json", ".html", ".css", ".js", ""}
+    if path.is_file()
+    and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".json", ".html", ".css", ".js", ""}
+    and path.parent.name != "vendor"  # as others have published it
 ] + [path for path in ROOT.iterdir() if path.is_file() and path.suffix in {".md", ".toml", ""} and path.name != ".git"]
 
 FUNCTION_LINES = 70

@@ -17,7 +17,7 @@ from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished
 from sloop.runlog.segments import segments_in
 from sloop.serve.archive import archive
-from sloop.serve.spans import RequestSpans, SpanProcess, SpanSettings, is_wanted, lines_of
+from sloop.serve.spans import RequestSpans, SpanProcess, SpanSettings, is_wanted, records_of
 from sloop.units import ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
 from tests.serve.test_journal import SMALL, Server
@@ -193,5 +193,5 @@ def test_segments_that_are_compressed_already_are_read_to_the_end(tmp_path: Path
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        lines = [line for line in lines_of(tmp_path, server.journal.run, theirs) if line]
-    assert len(lines) == len(server.records)
+        records = [entry for entry in records_of(tmp_path, server.journal.run, theirs) if entry is not None]
+    assert len(records) == len(server.records)

@@ -15,6 +15,7 @@ from sloop.options import Fraction, OutOfRange, Range, Value
 from sloop.profile.interference import Slowdown
 from sloop.units import s
 from sloop.vocabulary import Canary
+from sloop.workload import Trace
 
 ResizeRule = Literal["next_batch", "rescale"]
 """A resize during a batch takes effect at the next batch, or shortens (lengthens) the rest of the running one."""
@@ -233,8 +234,8 @@ class Scenario:
     """One experiment: all `systems` serve the same requests under the same truth."""
 
     deployment: Deployment
-    traces: Mapping[str, Mapping[str, object]]
-    """By name of an application, also of one that is only deployed by a change: options of
+    traces: Mapping[str, Mapping[str, object] | Trace]
+    """By name of an application, also of one that is only deployed by a change: a trace, or the options of
     `sloop.workload.trace_from`; `file`, if present, is an absolute path."""
     duration_s: float
     seed: int

@@ -3,6 +3,8 @@
 import logging
 import os
 import shlex
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +42,7 @@ from sloop.cli.command import (
 )
 from sloop.cli.pull import BYTES_VARIABLE, TOKENS_VARIABLE, fetched_models, usual_cache
 from sloop.errors import InputError, SloopError
+from sloop.page.start import PageProcess, PageSetup, open_socket
 from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
 from sloop.profile.model import model_label
@@ -261,6 +264,12 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @listening("--tls-key", type=FILE, help="Unencrypted key of the certificate (PEM).")
 @listening("--tls-client-ca", type=FILE, help="Accept only clients with a certificate of this authority.")
 @listening("--cors-origin", default="", help="Origin whose web pages may use the server; * for all.")
+@listening(
+    "--page",
+    metavar="HOST:PORT",
+    default="",
+    help="Where people look at the server with a browser, or off. [default: 127.0.0.1:8002, or the next free port]",
+)
 @keeping(
     "--state",
     type=FOLDER,
@@ -340,8 +349,8 @@ def serve(
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
-            served = server.deployment.without(server.insight.refused)
-            print_output(addresses(served, server, list(first.values()), is_secure=settings.tls is not None))
+            page, served = page_of(server, settings, others["page"]), server.deployment.without(server.insight.refused)
+            print_output(addresses(served, server, page, list(first.values()), is_secure=settings.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out, examined=known)
 
@@ -477,8 +486,33 @@ def _speed(profile: Profile) -> str:
     return f"{one}, or at most {most} (medians; {planned_ms} ms is the planned time of the first, for slower runs too)"
 
 
+def page_of(server: Serving, settings: Settings, where: str) -> str:
+    """Start the page of a server at `where` (see --page); its URL, empty for none. It reads the event log."""
+    if where == "off" or server.journal is None:
+        return ""
+    listening_socket = open_socket(where)
+    if listening_socket is None:
+        return ""
+    host, port = listening_socket.getsockname()[:2]
+    scheme = "https" if settings.tls is not None else "http"
+    setup = PageSetup(
+        *(str(server.journal.path.absolute()), server.journal.run, time.time_ns() - server.driver.now_ns),
+        server=f"{scheme}://{host_and_port(server.host, server.http_port)}",
+        api_key=settings.api_key,
+        api_key_file=str(settings.api_key_file or ""),
+        hosts=(socket.gethostname(),),
+    )
+    PageProcess(listening_socket, setup)
+    return f"http://{host_and_port(host, port)}"
+
+
 def addresses(
-    deployment: Deployment, server: Serving, first: Sequence[FirstProfile] = (), *, is_secure: bool = False
+    deployment: Deployment,
+    server: Serving,
+    page: str = "",
+    first: Sequence[FirstProfile] = (),
+    *,
+    is_secure: bool = False,
 ) -> CommandOutput:
     """The server's addresses, its state folder and the path of its event log; with the profiles that were measured."""
     names = [application.name for application in deployment.applications]
@@ -489,6 +523,7 @@ def addresses(
         "grpc": None if server.grpc_port is None else host_and_port(server.host, server.grpc_port),
         "state": str(server.folder),
         "log": str(server.journal.path) if server.journal else None,
+        "page": page or None,
         "slo_ms": {each.name: each.slo_ms for each in deployment.applications},
         "profiles": [{"model": str(each.model), "profile": str(each.file)} for each in first],
     }
@@ -499,4 +534,5 @@ def addresses(
         f"{tensors_line(model.name, model.signature)} at {value['http']}/v2/models/{model.name}/infer"
         for model in server.edges.models.values()
     ]
-    return CommandOutput(value, [f"serving {listed(names)} {where}", *takes])
+    looks = [f"page at {page}"] if page else []
+    return CommandOutput(value, [f"serving {listed(names)} {where}", *looks, *takes])

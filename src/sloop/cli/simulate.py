@@ -1,23 +1,26 @@
 """`sloop simulate`: simulates a scenario under one system or several."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import click
 from msgspec import structs
 from rich.console import RenderableType
 
+from sloop.app.document import parse_yaml
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
-from sloop.cli.command import FILE, CommandOutput, cached_models, check_folder, command, progress, table
+from sloop.cli.command import FILE, CommandOutput, Number, cached_models, check_folder, command, progress, table
 from sloop.profile.passes import range_advice
 from sloop.report import run_tables
 from sloop.report.html import ReportedRun, log_run, runs_page, write_page
 from sloop.report.tables import Table
-from sloop.runlog import read_log
+from sloop.runlog import is_log, read_log
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, labels_of, log_paths, run_systems
+from sloop.sim.traffic import HappenedRow, recorded_traffic
 from sloop.sim.world import profiles_of
 from sloop.text import listed
 
@@ -31,12 +34,24 @@ sloop simulate burst.yaml --system static,elastic --json
 sloop simulate burst.yaml --page burst.html
 sloop simulate burst.yaml --live .sloop/digits --page burst.html
 sloop simulate burst.yaml --recorded .sloop/digits
+sloop simulate .sloop/digits --last-s 600 --system 'hpa, {name: sponge, margin: 0.9}'
 """
 
 
 @command("simulate", example=EXAMPLE)
-@click.argument("scenario", type=FILE)
-@click.option("--system", "names", metavar="A,B", help="Systems to run instead of those that SCENARIO names.")
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option(
+    "--system",
+    "names",
+    metavar="A,B",
+    help="Systems to run instead of those that SCENARIO names, or beside the one of a log; '{name: A, KEY: VALUE}' is "
+    "one with parameters.",
+)
+@click.option(
+    "--last-s",
+    type=Number(min=0, min_open=True),
+    help="Of a log, only the requests of so many seconds before its end.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: the scenario's].")
 @click.option(
     "--log",
@@ -65,6 +80,7 @@ sloop simulate burst.yaml --recorded .sloop/digits
 def simulate(
     scenario: Path,
     names: str | None,
+    last_s: float | None,
     seed: int | None,
     log: Path | None,
     recorded: Path | None,
@@ -72,9 +88,18 @@ def simulate(
     page: Path | None,
     check: bool,
 ) -> CommandOutput:
-    """Simulate the scenario in SCENARIO. Every system gets the same requests and the same random draws."""
-    world = load_scenario(scenario, models=cached_models([scenario]))
-    chosen = chosen_systems(world, [name.strip() for name in names.split(",")] if names else [])
+    """Simulate the scenario in SCENARIO. Every system gets the same requests and the same random draws.
+
+    SCENARIO may also be the event log of a server (a file, a segment, or its state folder): then the requests that it
+    got come again, to its applications, with its own system first, so that the error of the simulation is seen.
+    """
+    traffic = recorded_traffic(scenario, last_s) if is_log(scenario) else None
+    if traffic is None and last_s is not None:
+        raise click.UsageError("--last-s needs an event log; a scenario says itself how long it is.")
+    world = traffic.scenario if traffic else load_scenario(scenario, models=cached_models([scenario]))
+    chosen = chosen_systems(world, systems_named(names))
+    if traffic is not None and names:
+        chosen = (*world.systems, *chosen)
     if page is not None:
         check_folder(page.parent, "--page")
     labels, runs = labels_of(chosen), list[ReportedRun]()
@@ -103,11 +128,39 @@ def simulate(
         write_page(runs_page(runs, made=datetime.now(UTC)), page)
         lines.append(f"report: {page}")
     labelled = [structs.replace(row, system=label) for row, label in zip(rows, labels, strict=True)]
+    if traffic is not None:
+        tables = [table(happened(traffic.happened)), *display(labelled, with_nodes=run_tables.nodes_vary(cluster))]
+        value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s}
+        return CommandOutput(value, [*tables, *lines])
     if live is None:
         return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
     labelled = [structs.replace(runs[0].row, system=runs[0].label), *labelled]
     value = {"runs": rows, "live": runs[0].row}
     return CommandOutput(value, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
+
+
+def systems_named(text: str | None) -> list[str | Mapping[str, object]]:
+    """The systems in `A, {name: B, KEY: VALUE}`, in this order."""
+    declared = parse_yaml(f"[{text or ''}]", "--system")
+    systems = list[str | Mapping[str, object]]()
+    for system in cast(Sequence[object], declared.content):
+        if not isinstance(system, str | Mapping):
+            declared.fail(f"{system!r} is no system", "write A, B or {name: A, KEY: VALUE}")
+        systems.append(system)
+    return systems
+
+
+def happened(rows: Sequence[HappenedRow]) -> Table:
+    """What became of the requests of a log."""
+    columns = ("application", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms")
+    return Table(
+        "What happened",
+        columns,
+        tuple(
+            (r.application, r.requests, 100 * r.attainment, r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms)
+            for r in rows
+        ),
+    )
 
 
 def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:

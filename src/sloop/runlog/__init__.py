@@ -37,6 +37,8 @@ PARTIAL_VERSION: Final = 6
 5 and 6 instead of 3 and 4: events and orders are about workers; a shadow has a number among the workers.
 """
 
+_BEGIN: Final = b'{"sloop_log":'
+
 RECORDS_PER_WRITE: Final = 1024
 """How many records a `FileLog` buffers, which a crash loses. Unbuffered writes would cost a system call per record. A
 server also flushes every second."""
@@ -299,6 +301,17 @@ def _segment_defaults() -> dict[str, Any]:
 
 _DEFAULTS: Final = _segment_defaults()
 """Fields that the header of a whole simulated run leaves out."""
+
+
+def is_log(path: Path) -> bool:
+    """Whether a path is a folder, or a file that begins as an event log does."""
+    if path.is_dir():
+        return True
+    try:
+        with opened(path) as file:
+            return file.readline(len(_BEGIN)) == _BEGIN
+    except (InputError, OSError, EOFError, zlib.error):
+        return False
 
 
 def read_log(path: Path) -> RecordedLog:

@@ -80,6 +80,11 @@ class CostAccount:
         """Cost up to `charged_ns`, in US dollars."""
         return self._usd_per_h_ns / NS_PER_S / 3600
 
+    @property
+    def usd_per_h(self) -> float:
+        """The price of all replicas now."""
+        return self._usd_per_h
+
     def charge(self, until_ns: int) -> None:
         """Integrate up to `until_ns`."""
         passed_ns = until_ns - self.charged_ns

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -17,9 +16,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from sloop import __version__
-from sloop.runlog import Record
 from sloop.serve.archive import NICE
-from sloop.serve.spans import RequestSpans, SpannedRequest, Spent, is_wanted, lines_of
+from sloop.serve.spans import RequestSpans, SpannedRequest, Spent, is_wanted, records_of
 from sloop.serve.stderr import log_directly
 from sloop.vocabulary import Outcome
 
@@ -115,12 +113,11 @@ def main(arguments: Sequence[str]) -> None:
     log_directly(logging.WARNING)
     os.nice(NICE)
     exporter, fold = SpanExporter(name, int(zero_unix_ns), url, float(ratio)), RequestSpans()
-    decode = msgspec.json.Decoder(tuple[int, Record]).decode
     with socket.socket(fileno=int(fd)) as stop:
-        for line in lines_of(Path(folder), run, stop):
-            if not line:
+        for entry in records_of(Path(folder), run, stop):
+            if entry is None:
                 exporter.flush()
-            elif (ended := fold.append(*decode(line))) is not None:
+            elif (ended := fold.append(*entry)) is not None:
                 exporter.add(ended)
     exporter.flush()
 

@@ -15,17 +15,16 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Struct
 
 from sloop.actions import AdoptWorker, End, StartBatch, StartWorker
 from sloop.errors import InputError
 from sloop.events import BatchFailed, BatchLost, Finished, WorkerLost
-from sloop.runlog import Header, Record
-from sloop.runlog.segments import is_there, opened, segment_path
+from sloop.runlog import Record
+from sloop.runlog.follow import LogFollower
 from sloop.serve.processes import spawn
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId
 
@@ -201,54 +200,13 @@ class SpanProcess:
 # What the process reads
 
 
-def lines_of(folder: Path, run: str, stop: socket.socket) -> Iterator[bytes]:
-    """The lines with records of a run's segments as they are written, until `stop` is closed and all are read. Between
-    them an empty line whenever there is nothing new."""
-    number = 1
-    while True:
-        path = segment_path(folder, run, number)
-        try:
-            file = opened(path)
-        except InputError:  # deleted before it was read, or not written yet
-            later = [at for at in range(number + 1, number + 1000) if is_there(segment_path(folder, run, at))]
-            if later:
-                number = later[0]
-            elif _is_closed(stop):
-                return
-            continue
-        with file:
-            header = msgspec.json.decode(_whole_line(file, stop), type=Header)
-            if header.has_snapshot:
-                _whole_line(file, stop)
-            rest, has_ended, has_next = b"", False, False
-            while True:
-                line = file.readline()
-                if line.endswith(b"\n"):
-                    yield rest + line
-                    rest = b""
-                    continue
-                rest += line
-                if has_next:
-                    break
-                if has_ended:
-                    return
-                yield b""
-                # The next segment may be there a moment before the last records of this one.
-                has_next = is_there(segment_path(folder, run, number + 1))
-                has_ended = _is_closed(stop) and not has_next
-        number += 1
-
-
-def _whole_line(file: BinaryIO, stop: socket.socket) -> bytes:
-    found = b""
-    while not found.endswith(b"\n"):
-        line = file.readline()
-        if not line and _is_closed(stop):
-            raise EOFError
-        found += line
-    return found
-
-
-def _is_closed(stop: socket.socket) -> bool:
-    """Wait a while; whether the server has closed its end."""
-    return bool(select.select([stop], [], [], POLL_S)[0])
+def records_of(folder: Path, run: str, stop: socket.socket) -> Iterator[tuple[int, Record] | None]:
+    """The records of a run as they are written, until `stop` is closed and all are read. Between them None whenever
+    there is nothing new."""
+    with contextlib.closing(LogFollower(folder, run)) as log:
+        has_ended = False
+        while (records := log.read()) or not has_ended:
+            yield from records
+            if not records:
+                yield None
+                has_ended = bool(select.select([stop], [], [], POLL_S)[0])

@@ -56,6 +56,8 @@ class StderrWriter:
         self._fd = fd
         self.dropped = 0
         """Lines that were dropped, in all."""
+        self.copy_fd = -1
+        """A non-blocking descriptor that gets a copy of what is written, as far as it is read; -1 for none."""
         self._waiting: deque[bytes | int] = deque()
         """Lines, and the numbers of those that were dropped between them."""
         self._waiting_bytes = 0
@@ -133,10 +135,12 @@ class StderrWriter:
                 self._waiting.clear()
                 self._is_writing = True
             size = sum(len(each) for each in waiting if isinstance(each, bytes))
+            lines = b"".join(each if isinstance(each, bytes) else _notice(DROPPED, each) for each in waiting)
+            if self.copy_fd >= 0:
+                with suppress(OSError):  # nobody reads it now
+                    os.write(self.copy_fd, lines)
             try:
-                self._write_all(
-                    b"".join(each if isinstance(each, bytes) else _notice(DROPPED, each) for each in waiting)
-                )
+                self._write_all(lines)
             except OSError:  # nobody will read it: the pipe is closed, or the disk is full
                 with self._changed:
                     self.dropped += sum(each.count(b"\n") for each in waiting if isinstance(each, bytes))
@@ -342,6 +346,16 @@ def never_waiting() -> Iterator[StderrWriter]:
 def log_directly(level: int = logging.INFO) -> None:
     """In a process that the deciding process has started: log to stderr, which is always read."""
     logging.basicConfig(level=level, handlers=[StderrLog(_write_now)])
+
+
+def copied_output() -> int:
+    """The reading end of a pipe with a copy of what this process writes to stderr from now on. What is not read in time
+    is left out there. Raises `OSError`."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for writer in _writers:
+        writer.copy_fd = writing
+    return reading
 
 
 def pipe_of_child() -> int | None:

@@ -65,14 +65,19 @@ class ScenarioRun(Struct, frozen=True):
     """Requests that had not ended when the run stopped, because no node has capacity for the replicas they need."""
 
 
-def chosen_systems(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
-    """The scenario's entries for these systems, else their published parameters; all systems of the scenario if `names`
-    is empty. The default of a scenario that names no system is none of its entries."""
-    found: list[SystemChoice] = []
-    for name in names:
-        own = [each for each in scenario.systems if each.path and name in (each.name, each.label)]
-        found += own or [SystemChoice(name)]
-    return tuple(found) or scenario.systems
+def chosen_systems(scenario: Scenario, wanted: Sequence[str | Mapping[str, object]]) -> tuple[SystemChoice, ...]:
+    """The scenario's entries for these systems, else their published parameters; all systems of the scenario if
+    `wanted` is empty. A mapping has the `name` of a system and its parameters. The default of a scenario that names no
+    system is none of its entries."""
+    choices: list[SystemChoice] = []
+    for system in wanted:
+        if isinstance(system, str):
+            declared = [each for each in scenario.systems if each.path and system in (each.name, each.label)]
+            choices += declared or [SystemChoice(system)]
+        else:
+            parameters = {key: value for key, value in system.items() if key != "name"}
+            choices.append(SystemChoice(str(system.get("name", "")), parameters, path="--system"))
+    return tuple(choices) or scenario.systems
 
 
 def labels_of(choices: Sequence[SystemChoice]) -> list[str]:

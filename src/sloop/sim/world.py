@@ -459,7 +459,9 @@ def _clients(scenario: Scenario) -> dict[str, Clients]:
     for name in (name for name in names if name in scenario.traces):
         seed = _seed_of(scenario.seed, name, names)
         duration_s = scenario.duration_s - to_s(begins_ns[name])
-        trace = trace_from(scenario.declared_trace(name), seed=seed, duration_s=duration_s, folder=folder)
+        trace = scenario.traces[name]
+        if not isinstance(trace, Trace):
+            trace = trace_from(scenario.declared_trace(name), seed=seed, duration_s=duration_s, folder=folder)
         found[name] = Clients(trace, _link(scenario, seed, folder), begins_ns=begins_ns[name])
     return found
 

@@ -1,0 +1,144 @@
+"""Answers a question about a run in a process of its own: the story of a request, a plan, what another system had done.
+
+    python -m sloop.page.answers < QUESTION
+
+Each may take seconds of a core and may run the code of a user's system. So the process has the lowest priority and
+bounds on time and memory, and whatever happens to it, the page goes on. A question and its answer are JSON.
+"""
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from sloop.app.application import SystemChoice
+from sloop.errors import InputError, SloopError
+from sloop.page.questions import ANSWER_BYTES_MAX, ANSWER_CPU_S_MAX, Asked, AskPlan, AskRequest, AskWhatIf
+from sloop.report.explain import state_of
+from sloop.report.explain.request import explain_request, request_named
+from sloop.runlog import Record, RecordedLog, read_log
+from sloop.runlog.segments import LogSegment, opened, segments_in
+from sloop.sim.scenarios import run_systems
+from sloop.sim.traffic import recorded_traffic
+from sloop.systems.planning import explain_plan
+from sloop.systems.replay import rebuild
+from sloop.systems.setup import set_up
+from sloop.vocabulary import Request
+
+SYSTEMS_MAX: Final = 8
+LAST_S_MAX: Final = 3_600.0
+PEEKED_LINES: Final = 2_000
+"""Lines of a segment that are read to find its first request."""
+
+
+def answer(asked: Asked) -> dict[str, Any]:
+    """The answer, as plain values. InputError or another `SloopError` if there is none."""
+    log = Path(asked.log)
+    match asked.question:
+        case AskRequest(name):
+            return story(log, name)
+        case AskPlan(rates_rps, system, arrivals):
+            setup = rebuild(_newest(log).header)
+            if system:
+                setup = set_up(setup.deployment, SystemChoice(system), must_fit=False)
+            report: dict[str, Any] = _plain(explain_plan(setup, rates_rps, arrivals))
+            return report
+        case AskWhatIf(last_s, systems):
+            return what_if(log, min(last_s, LAST_S_MAX), systems)
+
+
+def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> dict[str, Any]:
+    """The last requests under the system that served them, then under each of the others. One that cannot run has an
+    `error` instead of its figures."""
+    if len(systems) > SYSTEMS_MAX:
+        raise InputError(f"{len(systems)} systems are more than {SYSTEMS_MAX}", help="ask for fewer at once")
+    traffic = recorded_traffic(log, last_s)
+    choices = [*traffic.scenario.systems, *map(choice_of, systems)]
+    runs: list[dict[str, Any]] = []
+    for choice in choices:
+        try:
+            (run,) = run_systems(traffic.scenario, [choice], check_first=0)
+            runs.append({"label": choice.label, "parameters": choice.parameters, **_plain(run.row), "open": run.open})
+        except SloopError as error:
+            runs.append({"label": choice.label, "parameters": choice.parameters, "error": error.what})
+        except Exception as error:  # a user's system may raise anything
+            why = f"{type(error).__name__}: {error}"
+            runs.append({"label": choice.label, "parameters": choice.parameters, "error": f"it raised {why}"})
+    return {"from_s": traffic.from_s, "happened": _plain(traffic.happened), "runs": runs}
+
+
+def choice_of(system: str | Mapping[str, Any]) -> SystemChoice:
+    """A system by its name, or by `name` and parameters."""
+    if isinstance(system, str):
+        return SystemChoice(system)
+    parameters = {key: value for key, value in system.items() if key != "name"}
+    return SystemChoice(str(system.get("name", "")), parameters, path="system")
+
+
+def story(log: Path, name: str) -> dict[str, Any]:
+    """The story of a request, with the instants of its bars. A server's log is read from the segment on in which the
+    request came."""
+    recorded = _from_segment_of(log, name) if log.is_dir() else read_log(log)
+    request, others = request_named(recorded, name)
+    found = explain_request(recorded, request, state_of(recorded))
+    return {**_plain(found), "others": others, "missing": recorded.missing}
+
+
+def _from_segment_of(folder: Path, name: str) -> RecordedLog:
+    """The log from the segment in which a request with this number came; the newest segment for another name."""
+    segments = segments_in(folder)
+    run = [segment for segment in segments if segment.run == segments[-1].run]
+    if not name.isdecimal():
+        return read_log(run[-1].path)
+    chosen = run[0]
+    for segment in run:
+        first = _first_request(segment)
+        if first is not None and first > int(name):
+            break
+        chosen = segment if first is not None else chosen
+    begun = read_log(chosen.path)
+    later = [segment.path for segment in run if segment.number >= chosen.number]
+    return RecordedLog(folder, begun.header, later, begun.missing)
+
+
+def _first_request(segment: LogSegment) -> int | None:
+    """The number of the first request that came in a segment."""
+    decode = msgspec.json.Decoder(tuple[int, Record]).decode
+    with opened(segment.path) as file:
+        for _ in range(PEEKED_LINES):
+            line = file.readline()
+            if b'"arrived"' in line and isinstance(record := decode(line)[1], Request):
+                return record.id
+    return None
+
+
+def _newest(log: Path) -> RecordedLog:
+    """A log's newest segment, whose header has the applications that there are now."""
+    return read_log(segments_in(log)[-1].path if log.is_dir() else log)
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401  # what JSON can hold
+    return msgspec.to_builtins(value)
+
+
+def main() -> None:
+    """Read a question and write its answer."""
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_CPU, (ANSWER_CPU_S_MAX, ANSWER_CPU_S_MAX))
+    resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
+    try:
+        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+        found = answer(asked)
+    except SloopError as error:
+        found = {"error": error.what, "help": error.help}
+    except MemoryError:
+        found = {"error": "this needs too much memory here", "help": "ask for a shorter time"}
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The process behind the page: it follows the log of a server and answers browsers (`sloop.page`).
+
+    python -m sloop.page.process LISTENING OUTPUT PARENT < SETUP
+
+LISTENING is the descriptor of a listening socket, OUTPUT of a pipe with a copy of what the server writes to stderr. The
+process ends with the server. What it cannot do, it says on the page; it never makes the
+server wait.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sloop.errors import SloopError
+from sloop.page.files import asset, index
+from sloop.page.listener import PageAnswer, PageListener, PageRequest, Sessions
+from sloop.page.picture import KEPT, Picture
+from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion
+from sloop.page.start import PageSetup
+from sloop.runlog import Header, read_log
+from sloop.runlog.follow import LogFollower
+from sloop.runlog.segments import segments_in
+from sloop.serve.edge.service import Keys
+from sloop.serve.processes import begin, set_name
+from sloop.serve.stderr import log_directly
+from sloop.systems.replay import beginning_of
+from sloop.units import NS_PER_S
+
+TICK_S: Final = 1.0
+"""Between two events of a viewer."""
+READ_S: Final = 0.25
+"""Between two looks into the log."""
+BEHIND_S: Final = 2.0
+"""Records are in the log at most this long after they happened, so levels are taken that much later."""
+HISTORY_BYTES: Final = 64 * 2**20
+"""Of a run that is going on when this process starts, so much of the log is read."""
+UNHEARD_S: Final = 2.0
+"""A server that has not answered for this long is shown as hanging."""
+LINES_MAX: Final = 1_000
+LINE_CHARS: Final = 2_000
+OUTPUT_BYTES: Final = 2**16
+"""How many lines of the server's output are kept, how much of each, and how much is read at a time."""
+ANSWERS_MAX: Final = 2
+"""Questions that are answered at the same time."""
+ANSWER_S_MAX: Final = 90.0
+TRY_S_MAX: Final = 30.0
+TRY_BYTES_MAX: Final = 4 * 2**20
+"""Of the answer to a request that is tried."""
+
+
+class ServerPage:
+    """The page of one server."""
+
+    def __init__(self, setup: PageSetup) -> None:
+        self._setup, self._folder = setup, Path(setup.folder)
+        keys = Keys(setup.api_key, Path(setup.api_key_file) if setup.api_key_file else None)
+        sessions = Sessions(keys.accepts, is_required=keys.is_required)
+        self.listener = PageListener(self._answer, sessions, setup.hosts)
+        self._follower: LogFollower | None = None
+        self._picture: Picture | None = None
+        self._answering = 0
+        self._heard_s = time.monotonic()
+        self._trouble = ""
+        """Why the page does not go on, although the server may."""
+        self._lines, self._fresh_lines, self._rest = deque[str](maxlen=LINES_MAX), list[str](), b""
+        """The last lines that the server wrote to stderr, those that no viewer knows yet, and the beginning of the
+        next."""
+
+    async def run(self, listening: socket.socket, output: int) -> None:
+        """Serve until this process is ended."""
+        os.set_blocking(output, False)
+        asyncio.get_running_loop().add_reader(output, self._read_output, output)
+        await self.listener.start(listening, self._first)
+        work = (self._follow(), self._tell(), self._listen())
+        await asyncio.gather(*work)
+
+    # The log
+
+    async def _follow(self) -> None:
+        """Read the log as it grows."""
+        while True:
+            try:
+                if self._read():
+                    await asyncio.sleep(0)
+                    continue
+                self._trouble = ""
+            except SloopError as error:
+                self._trouble = f"the event log cannot be read: {error.what}"
+                self._picture = self._follower = None
+                await asyncio.sleep(BEHIND_S)
+            await asyncio.sleep(READ_S)
+
+    def _read(self) -> bool:
+        """Take up new records; whether there were any."""
+        if self._picture is None or self._follower is None:
+            self._begin()
+        assert self._follower is not None
+        assert self._picture is not None
+        records = self._follower.read()
+        header = self._follower.header
+        if header is not None and header.lost is not None and header.segment != self._picture.segment:
+            self._picture = self._follower = None  # what is missing may have changed anything: begin from the snapshot
+            return True
+        for now_ns, record in records:
+            self._picture.append(now_ns, record)
+        if not records:
+            now_ns = time.time_ns() - self._setup.zero_unix_ns
+            self._picture.reach(now_ns - int(BEHIND_S * NS_PER_S))
+        return bool(records)
+
+    def _begin(self) -> None:
+        """Begin with the oldest segment that is not too much to read."""
+        setup = self._setup
+        segments = [segment for segment in segments_in(self._folder) if segment.run == setup.run]
+        chosen, size = segments[-1], 0
+        for segment in reversed(segments):
+            size += segment.path.stat().st_size * (8 if segment.is_compressed else 1)
+            header: Header = read_log(segment.path).header
+            if size > HISTORY_BYTES and chosen is not segment:
+                break
+            if header.segment == 1 or header.has_snapshot:
+                chosen = segment
+            if header.lost is not None:
+                break
+        log = read_log(chosen.path)
+        fold, where = beginning_of(log, KEPT).fold, {"server": setup.server, "log": setup.folder}
+        self._picture = Picture(log.header, fold, setup.zero_unix_ns / NS_PER_S, where)
+        self._follower = LogFollower(self._folder, setup.run, chosen.number)
+
+    def _read_output(self, output: int) -> None:
+        """Take up lines that the server has written to stderr."""
+        *lines, self._rest = (self._rest + os.read(output, OUTPUT_BYTES)).split(b"\n")
+        self._rest = self._rest[-OUTPUT_BYTES:]
+        fresh = [line[:LINE_CHARS].decode("utf-8", "replace") for line in lines]
+        self._lines.extend(fresh)
+        self._fresh_lines = [*self._fresh_lines, *fresh][-LINES_MAX:]
+
+    # Viewers
+
+    def _first(self) -> bytes:
+        picture = self._picture.whole() if self._picture is not None else {}
+        return self._event("whole", picture, list(self._lines))
+
+    async def _tell(self) -> None:
+        """Tell all viewers what has changed, once a second."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            changes = self._picture.changes() if self._picture is not None else {}
+            lines, self._fresh_lines = self._fresh_lines, []
+            self.listener.tell(self._event("changes", changes, lines))
+
+    def _event(self, kind: str, picture: dict[str, Any], lines: Sequence[str]) -> bytes:
+        unheard_s = time.monotonic() - self._heard_s
+        health = {"unheard_s": round(unheard_s, 1) if unheard_s > UNHEARD_S else 0, "trouble": self._trouble}
+        return msgspec.json.encode({"kind": kind, "health": health, "picture": picture, "lines": lines})
+
+    async def _listen(self) -> None:
+        """Ask the server each second whether it is there. It answers while it is not ready, too."""
+        while True:
+            with contextlib.suppress(OSError, HTTPException):
+                await asyncio.to_thread(self._call, "GET", "/v2/health/ready", b"", "", timeout_s=UNHEARD_S)
+                self._heard_s = time.monotonic()
+            await asyncio.sleep(TICK_S)
+
+    # Answers
+
+    async def _answer(self, request: PageRequest) -> PageAnswer | None:
+        """See `sloop.page.listener.Answer`."""
+        path = request.path
+        if request.method == "POST":
+            return await self._answer_post(request)
+        if path == "/events":
+            return None
+        if path == "/":
+            page = index()
+            return PageAnswer(page.html, "text/html; charset=utf-8", headers={"content-security-policy": page.policy})
+        if path == "/session":
+            return PageAnswer(b"{}")
+        if path == "/metrics" or path.startswith("/v2/models/"):
+            return await self._pass_on(request)
+        file = asset(path.removeprefix("/static/"))
+        return PageAnswer(*file) if file is not None else _missing(path)
+
+    async def _answer_post(self, request: PageRequest) -> PageAnswer:
+        """Answer a question, or try a request."""
+        if request.path == "/ask":
+            return await self._ask(request.body)
+        if request.path.startswith("/v2/models/") and request.path.endswith("/infer"):
+            return await self._pass_on(request)
+        return _missing(request.path)
+
+    async def _ask(self, body: bytes) -> PageAnswer:
+        """Let a process of its own answer a question."""
+        try:
+            question = msgspec.json.decode(body, type=PageQuestion)
+        except msgspec.DecodeError as error:
+            return _refusal(HTTPStatus.BAD_REQUEST, f"this is no question: {error}")
+        if self._answering >= ANSWERS_MAX:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "other questions are being answered; ask again in a moment")
+        self._answering += 1
+        try:
+            return PageAnswer(await self._ask_process(Asked(self._setup.folder, question)))
+        except TimeoutError:
+            return _refusal(HTTPStatus.GATEWAY_TIMEOUT, f"there is no answer after {ANSWER_S_MAX:g} s")
+        finally:
+            self._answering -= 1
+
+    async def _ask_process(self, asked: Asked) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "sloop.page.answers"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                said, _ = await process.communicate(msgspec.json.encode(asked))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if not said:
+            why = f"its process ended with {process.returncode}: it failed, or needed more than {ANSWER_CPU_S_MAX} s"
+            return msgspec.json.encode({"error": why})
+        return said
+
+    async def _pass_on(self, request: PageRequest) -> PageAnswer:
+        """Let the server answer."""
+        method, path, body, key = request.method, request.path, request.body, request.key
+        try:
+            status, kind, said = await asyncio.to_thread(self._call, method, path, body, key, timeout_s=TRY_S_MAX)
+        except (OSError, HTTPException) as error:
+            return _refusal(HTTPStatus.BAD_GATEWAY, f"the server does not answer: {error}")
+        return PageAnswer(said, kind, HTTPStatus(status))
+
+    def _call(self, method: str, path: str, body: bytes, key: str, *, timeout_s: float) -> tuple[int, str, bytes]:
+        """Ask the server; its status, content type and answer."""
+        where = urlsplit(self._setup.server)
+        assert where.hostname is not None
+        if where.scheme == "https":
+            # The server is on this machine, and is known by the port that it opened.
+            context = ssl._create_unverified_context()
+            connection: HTTPConnection = HTTPSConnection(where.hostname, where.port, timeout=timeout_s, context=context)
+        else:
+            connection = HTTPConnection(where.hostname, where.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            headers = {"content-type": "application/json"} | ({"x-api-key": key} if key else {})
+            connection.request(method, path, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("content-type", "text/plain"), answer.read(TRY_BYTES_MAX)
+
+
+def _missing(path: str) -> PageAnswer:
+    return _refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {path}")
+
+
+def _refusal(status: HTTPStatus, why: str) -> PageAnswer:
+    return PageAnswer(msgspec.json.encode({"error": why}), status=status)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process."""
+    listening, output, parent = map(int, arguments)
+    begin(parent, [listening, output])
+    set_name("sloop page")
+    log_directly()
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=PageSetup)
+    os.nice(5)  # people wait longer than requests
+    asyncio.run(ServerPage(setup).run(socket.socket(fileno=listening), output))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""Questions about a run that take time to answer (`sloop.page.answers`)."""
+
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+ANSWER_CPU_S_MAX: Final = 60
+"""Seconds of a core for an answer."""
+ANSWER_BYTES_MAX: Final = 4 * 2**30
+"""Memory of the process that answers: address space, of which Python and its libraries take 1 GiB."""
+
+
+class AskRequest(Struct, frozen=True, tag="request", tag_field="kind", forbid_unknown_fields=True):
+    """The story of a request."""
+
+    name: str
+    """Its number, or what its client calls it."""
+
+
+class AskPlan(Struct, frozen=True, tag="plan", tag_field="kind", forbid_unknown_fields=True):
+    """What the applications need at steady rates."""
+
+    rates_rps: dict[str, float]
+    system: str = ""
+    """Empty: the one that serves."""
+    arrivals: Literal["even", "burst"] = "even"
+
+
+class AskWhatIf(Struct, frozen=True, tag="what-if", tag_field="kind", forbid_unknown_fields=True):
+    """What would have become of the last requests under other systems."""
+
+    last_s: float
+    systems: list[str | dict[str, Any]]
+    """Names, or `name` with parameters."""
+
+
+PageQuestion = AskRequest | AskPlan | AskWhatIf
+
+
+class Asked(Struct, frozen=True):
+    """A question about the log in a folder, or a file."""
+
+    log: str
+    question: PageQuestion

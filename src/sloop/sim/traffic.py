@@ -1,0 +1,128 @@
+"""A scenario out of the event log of a server: its applications and nodes, and the requests that really came.
+
+So a user can ask what another system would have done with his own traffic. Of the log only the requests are used: when
+each was sent, and by what it was called. Durations come from the profiles, as in every scenario.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec import Struct
+
+from sloop.actions import End
+from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.scenario import Scenario, Truth
+from sloop.errors import InputError
+from sloop.runlog import Header, RecordedLog, read_log
+from sloop.systems.replay import require_all
+from sloop.systems.setup import application_in
+from sloop.units import quantile, s, to_ms, to_s
+from sloop.vocabulary import Outcome, Request, RequestId
+from sloop.workload.trace import trace_of
+
+
+class HappenedRow(Struct, frozen=True, kw_only=True):
+    """What became of the requests of an application in the log, as far as they have ended."""
+
+    application: str
+    requests: int
+    served: int
+    late: int
+    dropped: int
+    rejected: int
+    failed: int
+    attainment: float
+    """Served in time, of all that have ended; 1 without any."""
+    p50_ms: float | None
+    p99_ms: float | None
+    """Of answered requests, from sending to the answer; None without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTraffic:
+    """The requests of a log, as a scenario, and what became of them."""
+
+    scenario: Scenario
+    from_s: float
+    """When the scenario begins, in seconds of the log."""
+    happened: tuple[HappenedRow, ...]
+
+
+class _Requests:
+    """The requests of one application."""
+
+    def __init__(self) -> None:
+        self.sent_ns = array("q")
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.latencies_ns: list[int] = []
+
+    def row(self, name: str) -> HappenedRow:
+        """What became of them."""
+        ended, answered = sum(self.outcomes.values()), sorted(self.latencies_ns)
+        return HappenedRow(
+            application=name,
+            requests=len(self.sent_ns),
+            **{outcome.value: count for outcome, count in self.outcomes.items()},
+            attainment=self.outcomes[Outcome.SERVED] / ended if ended else 1.0,
+            p50_ms=to_ms(quantile(answered, 0.5)) if answered else None,
+            p99_ms=to_ms(quantile(answered, 0.99)) if answered else None,
+        )
+
+
+def recorded_traffic(path: Path, last_s: float | None = None) -> RecordedTraffic:
+    """The requests of the last `last_s` seconds of a log, by default of all of it: a file, a segment, or the state
+    folder of a server. InputError if it cannot be read, has only a sample of the requests, or has none in this time."""
+    log = read_log(path)
+    require_all(log, "a simulation of its requests")
+    files = [*log.files]
+    (last,) = deque(RecordedLog(path, read_log(files[-1]).header, files[-1:]), maxlen=1) or [(log.header.from_ns, None)]
+    end_ns = last[0] + 1
+    from_ns = max(end_ns - s(last_s), log.header.from_ns) if last_s is not None else log.header.from_ns
+    while len(files) > 1 and read_log(files[1]).header.from_ns <= from_ns:
+        del files[0]
+    header = read_log(files[0]).header
+    applications = [application_in(definition) for definition in header.definitions.values()]
+    requests = _read(RecordedLog(path, header, files), [application.name for application in applications], from_ns)
+    requests = {name: found for name, found in requests.items() if found.sent_ns}
+    if not requests:
+        raise InputError("there are no requests in this time", where=str(path), help="name a longer time")
+    scenario = _scenario(header, applications, requests, end_ns - from_ns, path)
+    return RecordedTraffic(scenario, to_s(from_ns), tuple(found.row(name) for name, found in requests.items()))
+
+
+def _read(log: RecordedLog, names: Sequence[str], from_ns: int) -> dict[str, _Requests]:
+    """The requests of each application that were sent from `from_ns` on, and their ends."""
+    requests = {name: _Requests() for name in names}
+    waiting: dict[RequestId, tuple[_Requests, int]] = {}
+    for now_ns, record in log:
+        if isinstance(record, Request) and record.sent_ns >= from_ns:
+            application = requests.get(record.application or names[0])
+            if application is not None:
+                application.sent_ns.append(record.sent_ns - from_ns)
+                waiting[record.id] = application, record.sent_ns
+        elif isinstance(record, End) and record.request in waiting:
+            application, sent_ns = waiting.pop(record.request)
+            application.outcomes[record.outcome] += 1
+            if record.outcome in {Outcome.SERVED, Outcome.LATE}:
+                application.latencies_ns.append(now_ns - sent_ns)
+    return requests
+
+
+def _scenario(
+    header: Header, applications: Sequence[Application], requests: Mapping[str, _Requests], length_ns: int, path: Path
+) -> Scenario:
+    """The applications that had requests, in their newest versions, under the system of the log."""
+    newest = {each.name: replace(each, version="1", cluster=header.cluster) for each in applications}
+    served = tuple(application for name, application in newest.items() if name in requests)
+    choice = SystemChoice(header.system)
+    traces = {
+        name: trace_of(
+            sorted(found.sent_ns), duration_ns=length_ns, name=name, provenance=f"measured: the requests in {path}"
+        )
+        for name, found in requests.items()
+    }
+    deployment = Deployment(header.name, served, choice, header.cluster, file=str(path))
+    return Scenario(deployment, traces, to_s(length_ns), 0, Truth(), (choice,))
