@@ -57,7 +57,7 @@ from benchmarks.notebook import arguments, children, publish, say, server_pid, t
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
 from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
-from sloop.serve.edge.schema import SERVICE, message_class
+from sloop.serve.edge.grpc.schema import SERVICE, message_class
 from sloop.serve.processes import set_priority, stay_aside
 from sloop.workload import Trace, trace_from
 

@@ -39,7 +39,7 @@ from benchmarks.models import perceptron
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
-from sloop.serve.edge.schema import SERVICE, message_class
+from sloop.serve.edge.grpc.schema import SERVICE, message_class
 
 WIDTH: Final = 64
 WARM_SHARE: Final = 0.2

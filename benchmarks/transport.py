@@ -71,7 +71,7 @@ async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]
         {("s", "v"): Servable("fake:sleep:0:0", ECHO)}, {"s": alone("s", ECHO)}, detect().actuator, arenas=arenas
     )
     held = arenas.make(ARENA_BYTES, lambda _: None)
-    arena = Arena(held.number, held.fd) if held is not None else None
+    arena = Arena(held.number, held.fd)
     blocks = [write_block([Tensor("FP32", (1, size_bytes // 4), bytes(size_bytes))], arena) for _ in range(requests)]
     echo = Round(backend, arenas, Run(requests, list(blocks)), count)
     backend.attach(echo)

@@ -26,7 +26,7 @@ from sloop.app.limits import BODIES_BYTES_MAX, ServerLimits
 from sloop.cli import COMMANDS, main
 from sloop.demo import write_example
 from sloop.runlog import read_log
-from sloop.serve.edge.rpc import IDLE_S_MAX
+from sloop.serve.edge.grpc.server import IDLE_S_MAX
 from sloop.serve.metrics import Metrics
 from sloop.serve.server import Settings
 from sloop.units import GIB

@@ -82,7 +82,7 @@ def _thousandths(cores: float) -> float:
 def _hardware_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # no sysconf on this system
+    except (OSError, ValueError):  # a sandbox may hide it
         return None
 
 
@@ -164,11 +164,9 @@ def _membership(memberships: str, controller: str) -> str:
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """Numbers of the CPUs that this process may be pinned to; all CPUs where the system has no CPU affinity. A control
-    group may leave less time on them than they have: `capacity` says how many cores there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    """Numbers of the CPUs that this process may be pinned to. A control group may leave less time on them than they
+    have: `capacity` says how many cores there are."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @cache

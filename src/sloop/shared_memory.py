@@ -274,14 +274,11 @@ class Arenas:
         """A holder has gone, and its blocks with it."""
         self._others.pop(holder, None)
 
-    def make(self, size: int, on_free: Callable[[Address], None]) -> HeldArena | None:
-        """A new arena of at most `size` bytes, which takes no memory before it is written. None if the operating
-        system refuses it: too many files, or a sandbox."""
+    def make(self, size: int, on_free: Callable[[Address], None]) -> HeldArena:
+        """A new arena of at most `size` bytes, which takes no memory before it is written. OSError if there are too
+        many open files."""
         self._serial += 1
-        try:
-            fd = os.memfd_create(_name(self._serial), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:
-            return None
+        fd = os.memfd_create(_name(self._serial), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, -(-size // PAGE) * PAGE)
         # A reader would be killed if memory that it has mapped went away.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

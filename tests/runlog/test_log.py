@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sloop import runlog
+from sloop import __version__, runlog
 from sloop.actions import (
     AcquireNode,
     Action,
@@ -374,6 +374,10 @@ def test_the_release_that_reads_an_older_log_is_named(tmp_path: Path) -> None:
     assert runlog.older_log(tmp_path) == (
         "events-20250101T000000000Z-000003.jsonl and what is before it are logs of format 4, which sloop 0.0.9 reads"
     )
+    (tmp_path / "events-20250101T000000000Z-000003.jsonl").write_bytes(
+        b'{"sloop_log":4,"software":{"sloop":"%b"}}\n' % __version__.encode()
+    )
+    assert runlog.older_log(tmp_path).endswith(f"of format 4, which an earlier build of sloop {__version__} reads")
     (tmp_path / "events-20260101T000000000Z-000001.jsonl").write_bytes(runlog.header_line(HEADER))
     assert runlog.older_log(tmp_path) == ""
 

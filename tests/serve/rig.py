@@ -63,7 +63,7 @@ def edge_within(driver: Driver, pages: Pages, arenas: Arenas) -> tuple[EdgePort,
         server.on_record(record)
 
     port = EdgePort(driver, pages, arenas, tell)
-    arena = Arena(port.arena.number, port.arena.fd) if port.arena is not None else None
+    arena = Arena(port.arena.number, port.arena.fd)
     server = EdgeServer(EDGE, port.on_record, arena, os.getpid())
     return port, server
 

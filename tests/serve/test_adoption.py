@@ -510,7 +510,6 @@ async def answered(here: Fleet, batch: int, replica: ReplicaId) -> Address:
     """The large block with which a worker answers a large block; it is compared with that."""
     size = 3 << 20
     held = here.arenas.make(16 << 20, lambda _: None)
-    assert held is not None
     arena, content = Arena(held.number, held.fd), os.urandom(size)
     given = write_block([Tensor("UINT8", (1, size), content)], arena)
     assert isinstance(given, Address)

@@ -534,7 +534,6 @@ def test_blocks_travel_to_an_agent_and_back(
     async def scene() -> None:
         async with fleet(tls) as here:
             held = here.arenas.make(16 << 20, lambda _: None)
-            assert held is not None
             arena = Arena(held.number, held.fd)
             serving = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN, tls=other).serve())
             for time in (1, 2):

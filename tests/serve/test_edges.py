@@ -113,8 +113,6 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
     async def main() -> None:
         arenas, sent = Arenas(), list[FromEdge]()
         held = arenas.make(64 << 20, lambda _: None)
-        if held is None:
-            pytest.skip("this system has no memory to share")
         settings = EdgeSettings(ServerLimits(body_bytes=16 << 20, bytes=64 << 20, json_body_bytes=9 << 20, requests=8))
         edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
         wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
@@ -139,6 +137,7 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         assert isinstance(submit.block, Address)
         assert submit.block.size > 2 << 20
         assert len(msgspec.msgpack.encode(submit)) < 200
+        assert edge._large is not None
         edge._large.close()  # the edge was not started, so it cannot be closed as a whole
         arenas.abandon(held)
 
@@ -165,15 +164,12 @@ class Scene:
         self.cancelled.append(request)
 
     def block_of(self, port: EdgePort) -> Address:
-        assert port.arena is not None
         return Arena(port.arena.number, port.arena.fd).allocate(9000)[0]
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     made = Scene()
-    if made.port.arena is None:
-        pytest.skip("this system has no memory to share")
     yield made
     made.arenas.close()
 

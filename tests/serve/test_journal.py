@@ -182,6 +182,8 @@ def test_the_log_of_an_earlier_run_stays_and_is_named(tmp_path: Path) -> None:
     assert list(log) == server.records
     assert "1 earlier run can be read by name" in log.missing[0]
     assert list(read_log(segments_in(tmp_path)[0].path)) == server.records
+    segments_in(tmp_path)[0].path.write_text('{"sloop_log":2}\n')
+    assert not read_log(tmp_path).missing, "this sloop cannot read it"
 
 
 class SetBack(datetime):

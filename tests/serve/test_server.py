@@ -36,7 +36,7 @@ from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.loading import UnloadedModel, loadable, within
 from sloop.serve.control.servables import COPIES, Models
-from sloop.serve.edge.schema import SERVICE
+from sloop.serve.edge.grpc.schema import SERVICE
 from sloop.serve.journal import Observed
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (

@@ -214,6 +214,7 @@ def test_only_strong_versions_are_read_on(store: BadStore) -> None:
         (Served(raw=b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"), "announces '-5' bytes"),
         (Served(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde"), "announces '5' bytes"),
         (Served(raw=b"SSH-2.0-OpenSSH_9\r\n\r\n"), "not HTTP"),
+        (Served(raw=b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "not HTTP"),
         (Served(raw=b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"), "not HTTP"),
         (Served(raw=b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n"), "not HTTP"),
     ],

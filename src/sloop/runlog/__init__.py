@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, Protocol, Self, get_args
 import msgspec
 from msgspec import Struct
 
+from sloop import __version__
 from sloop.actions import Action
 from sloop.errors import InputError, MachineError
 from sloop.events import Event
@@ -360,8 +361,10 @@ def _read_folder(path: Path) -> RecordedLog:
         if first:
             missing.append(f"{counted(first, 'earlier segment')} of the run can be read by name, such as {run[0].path}")
     if run[0] is not found[0]:
-        others = len({segment.run for segment in found}) - 1
-        missing.append(f"{counted(others, 'earlier run')} can be read by name, such as {found[0].path}")
+        earlier = {segment.run: segment.path for segment in reversed(found) if segment.run != run[0].run}
+        readable = [path for path in reversed(earlier.values()) if _is_readable(path)]
+        if readable:
+            missing.append(f"{counted(len(readable), 'earlier run')} can be read by name, such as {readable[0]}")
     return RecordedLog(path, header, [segment.path for segment in run[first:]], [*missing, *_sampled(header)])
 
 
@@ -386,6 +389,14 @@ def _sampled(header: Header) -> list[str]:
     if header.sample == 1.0:
         return []
     return [f"of the requests that were served in time, only {header.sample:.3%} are in the log, and all others"]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a segment has a header of this format."""
+    try:
+        return _first_header(path) is not None
+    except InputError:
+        return False
 
 
 def _first_header(path: Path) -> Header | None:
@@ -448,6 +459,8 @@ def _release_of(header: Mapping[str, Any]) -> str:
     """The release that has written a log."""
     software = header.get("software")
     release = software.get("sloop") if isinstance(software, dict) else None
+    if release == __version__:
+        return f"an earlier build of sloop {release}"
     return f"sloop {release}" if release else "the release of sloop that has written it"
 
 

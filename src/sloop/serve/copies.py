@@ -568,7 +568,7 @@ class VersionFiles:
         self._pins.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # on Linux of this thread alone; hashing takes a core
+        with contextlib.suppress(OSError):  # of this thread alone; hashing takes a core
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             with contextlib.suppress(Exception):

@@ -506,7 +506,7 @@ class Driver:
         """All versions of an application that have not ended."""
         return [served for (name, _), served in self._served.items() if name == application]
 
-    def submit(  # noqa: PLR0913  # those of `RequestSink`
+    def submit(  # noqa: PLR0913  # what a client may say about a request
         self,
         block: Block,
         edge: EdgeClient,
@@ -526,7 +526,7 @@ class Driver:
         it ended, possibly before `submit` returns, but not after `cancel`. `outputs` are the places of the outputs that
         its client wants; () for all.
 
-        For the options see `sloop.serve.protocols.RequestSink`.
+        For the options see `sloop.serve.edge.sink.EdgeSink`.
         """
         self._last_id += 1
         request = RequestId(self._last_id)

@@ -175,8 +175,7 @@ class EdgePort:
         answered, self._answered = self._answered, set()
         for block in answered:
             self._arenas.free(block)
-        if self.arena is not None:
-            self._arenas.abandon(self.arena)
+        self._arenas.abandon(self.arena)
 
     def _hand_over(self, blocks: Iterable[Block | None]) -> None:
         for block in blocks:
@@ -189,7 +188,7 @@ class EdgePort:
     def _submit(self, record: Submit) -> None:
         block = record.block
         if isinstance(block, Address):
-            if self.arena is None or block.arena != self.arena.number:
+            if block.arena != self.arena.number:
                 raise ProtocolError(f"{block} is not in the arena of this edge")
             self._arenas.hold(block)
         self._driver.submit(
@@ -447,10 +446,9 @@ class Edges:
             self._driver.turns.note,
         )
         port = EdgePort(self._driver, self._pages, self._arenas, link.send)
-        arena = port.arena
-        settings = structs.replace(slot.settings, arena=arena.number if arena is not None else 0)
-        fds = [theirs.fileno(), slot.socket.fileno(), *([arena.fd] if arena is not None else [])]
-        arguments = (*fds[:2], arena.fd if arena is not None else -1, os.getpid())
+        settings = structs.replace(slot.settings, arena=port.arena.number)
+        fds = (theirs.fileno(), slot.socket.fileno(), port.arena.fd)
+        arguments = (*fds, os.getpid())
         output = 1 if settings.access_log == STDOUT else None
         try:
             with theirs:

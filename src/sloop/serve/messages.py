@@ -217,7 +217,7 @@ FREED: Final = decoder(list[Address])
 
 
 class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """One request. See `sloop.serve.protocols.RequestSink`."""
+    """One request. See `sloop.serve.edge.sink.EdgeSink`."""
 
     number: int
     """Chosen by the edge, which never uses it again."""

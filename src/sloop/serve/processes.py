@@ -226,29 +226,23 @@ def prepare(module: str, *, humble: bool) -> None:
     if not humble:
         import_module(module).prepare()
         return
-    failures: list[BaseException] = []
 
     def work() -> None:
         set_priority(0, humble=True)
         stay_aside()
-        try:
-            import_module(module).prepare()
-        except BaseException as error:  # raised again in the main thread
-            failures.append(error)
+        import_module(module).prepare()
 
-    thread = threading.Thread(target=work, name="prepare")
-    thread.start()
-    thread.join()
-    for _ in range(AUTOGROUP_TRIES):
-        try:
-            _autogroup(0).write_text("0")
-            break
-        except BlockingIOError:
-            time.sleep(AUTOGROUP_RETRY_S)
-        except OSError:
-            break  # there are no autogroups
-    for failure in failures:
-        raise failure
+    try:
+        _in_thread(work)
+    finally:
+        for _ in range(AUTOGROUP_TRIES):
+            try:
+                _autogroup(0).write_text("0")
+                break
+            except BlockingIOError:
+                time.sleep(AUTOGROUP_RETRY_S)
+            except OSError:
+                break  # there are no autogroups
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ An edge handles network protocols but no queues, the driver the core but no HTTP
 Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,44 +51,6 @@ class RequestResult(Struct, frozen=True, gc=False):
     """Rejected by a model, because of what the client sent: `why` is for the client, who need not try again."""
 
 
-class RequestSink(Protocol):
-    """Accepts requests and reports the result of each exactly once. `sloop.serve.edge.sink.EdgeSink` implements it."""
-
-    def submit(  # noqa: PLR0913  # what a client may say about a request
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        application: str,
-        version: str = "",
-        slo_ns: int | None = None,
-        elapsed_ns: int = 0,
-        began_ns: int | None = None,
-        request_id: str = "",
-        trace: str = "",
-        outputs: Collection[str] = (),
-        on_end: Callable[[RequestResult], None],
-    ) -> RequestId:
-        """Submit one request whose `tensors` match the application's signature and have the same number of rows.
-
-        `version` asks for one version of the application; empty, the rollout decides. `slo_ns` overrides the
-        application's end-to-end deadline; `elapsed_ns` of it has passed before the request arrived. `began_ns`
-        (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the time of a slow upload
-        counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `outputs` are
-        those that it wants, all if empty; what the answer has in place of others means nothing. `on_end` is called
-        once, possibly before `submit` returns, and never after `cancel`.
-        """
-        ...
-
-    async def store(self, tensors: Mapping[str, Tensor], application: str) -> Mapping[str, Tensor]:
-        """Copy large tensors to where `submit` needs them; others get their turn every fraction of a millisecond. The
-        result is to be submitted instead of them, once. If it is not, or this is cancelled, the copy is given up."""
-        ...
-
-    def cancel(self, request: RequestId) -> None:
-        """The client has disconnected. Has no effect on a request that has ended."""
-        ...
-
-
 class ModelState(StrEnum):
     """What a version of a model does now."""
 
@@ -130,8 +92,7 @@ class ServerReadiness(Struct, frozen=True, omit_defaults=True):
 
 
 class Pages(Protocol):
-    """What the edges show of the run. `sloop.serve.insight.Insight` implements it; an edge that is a process of its own
-    asks it by frames."""
+    """What the edges show of the run: `sloop.serve.insight.Insight` in the deciding process."""
 
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
         """Call `then` once with the answer, possibly before this call returns."""

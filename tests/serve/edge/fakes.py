@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -16,14 +16,15 @@ import numpy as np
 from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.grpc.server import Rpc
 from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.listener import Tls, listen
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.rest import Rest
-from sloop.serve.edge.rpc import Rpc
 from sloop.serve.edge.service import InferenceService, Keys, Model
+from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.messages import (
     AskDecisions,
     AskIndex,
@@ -35,7 +36,7 @@ from sloop.serve.messages import (
     ChangeModel,
     Question,
 )
-from sloop.serve.protocols import ModelState, Readiness, RequestResult, ServerReadiness
+from sloop.serve.protocols import ModelState, Pages, Readiness, RequestResult, ServerReadiness
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 
@@ -197,6 +198,16 @@ class Gateway:
         return {each.name: state if self.why_unready else self.states.get(each.name, state) for each in found}
 
 
+def sink_of(driver: FakeDriver, pages: Pages) -> EdgeSink:
+    """A sink that passes requests to a driver, and questions to pages."""
+
+    class FakeSink:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pages if name == "ask" else driver, name)
+
+    return cast(EdgeSink, FakeSink())
+
+
 def make_service(
     gateway: Gateway,
     *,
@@ -206,7 +217,9 @@ def make_service(
     limits: Limits = Limits(),  # frozen
 ) -> InferenceService:
     """The service of one fake application."""
-    service = InferenceService(gateway.driver, gateway, bodies or BodyMemory(100_000), Keys(api_key, api_key_file))
+    service = InferenceService(
+        sink_of(gateway.driver, gateway), bodies or BodyMemory(100_000), Keys(api_key, api_key_file)
+    )
     service.add(Model("demo", 200_000_000, InputValidator(SIGNATURE), limits))
     return service
 

@@ -17,7 +17,7 @@ from sloop.app.limits import ServerLimits
 from sloop.errors import MachineError
 from sloop.serve.edge import access
 from sloop.serve.edge.access import AccessLog
-from sloop.serve.edge.schema import SERVICE
+from sloop.serve.edge.grpc.schema import SERVICE
 from tests.serve.edge.fakes import Gateway, LoopThread, make_service, rpc_server, web_server
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.frames import CONTINUATION, DATA, END_HEADERS, HEADERS, PREFACE, encode, frame, text
-from sloop.serve.edge.heads import BLOCK_BYTES_MAX, FIELDS_MAX, Heads, TooMuch, check_fields
+from sloop.serve.edge.grpc.heads import BLOCK_BYTES_MAX, FIELDS_MAX, Heads, TooMuch, check_fields
 
 FIELDS = [(f"name-{place}", "v" * place) for place in range(FIELDS_MAX)]
 KEPT = b"\x40" + text(b"x") + text(b"v" * 300)

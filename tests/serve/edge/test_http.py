@@ -15,9 +15,9 @@ from sloop.app.limits import ServerLimits
 from sloop.errors import MachineError
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.grpc.schema import SERVICE, message_class
 from sloop.serve.edge.http import HttpServer
 from sloop.serve.edge.listener import listen
-from sloop.serve.edge.schema import SERVICE, message_class
 from sloop.serve.protocols import RequestResult
 from sloop.vocabulary import Outcome
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, rpc_server, web_server

@@ -24,7 +24,7 @@ from sloop.serve.protocols import ModelState
 from sloop.systems.setup import Setup, build, set_up
 from sloop.units import s
 from tests.counting import calls_of
-from tests.serve.edge.fakes import SIGNATURE, FakeDriver
+from tests.serve.edge.fakes import SIGNATURE, FakeDriver, sink_of
 
 MODELS = 200
 RESTING_BYTES_MAX = 2**20
@@ -68,7 +68,7 @@ class Resting:
             clock=lambda: s(5),
             answered_rows=lambda model, version: 0,
         )
-        self.service = InferenceService(FakeDriver(), self.insight, BodyMemory(1000))
+        self.service = InferenceService(sink_of(FakeDriver(), self.insight), BodyMemory(1000))
         for application in setup.deployment.applications:
             validator = InputValidator(SIGNATURE)
             self.service.add(Model(application.name, application.slo_ns, validator, application.limits))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.frames import DATA, HEADERS, PING, PREFACE, SETTINGS, frame
-from sloop.serve.edge import relay as module
+from sloop.serve.edge.grpc import relay as module
+from sloop.serve.edge.grpc.relay import STALL_S_MAX, Relay, RelayedConnection
 from sloop.serve.edge.listener import listen
-from sloop.serve.edge.relay import STALL_S_MAX, Relay, RelayedConnection
 
 pytestmark = pytest.mark.live
 

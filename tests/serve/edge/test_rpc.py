@@ -25,13 +25,10 @@ from benchmarks.attacks import REGISTERED_FLOODS, begun
 from benchmarks.frames import PREFACE, SETTINGS, frame
 from sloop.app.limits import Limits, ServerLimits
 from sloop.serve.edge import parameters as parameters_module
-from sloop.serve.edge import rpc as rpc_module
 from sloop.serve.edge.bodies import BodyMemory
-from sloop.serve.edge.inputs import InputValidator
-from sloop.serve.edge.listener import Tls
-from sloop.serve.edge.parameters import COMPARED_MAX, PARAMETERS_MAX
-from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.rpc import (
+from sloop.serve.edge.grpc import server as rpc_module
+from sloop.serve.edge.grpc.schema import SERVICE, message_class
+from sloop.serve.edge.grpc.server import (
     HEALTH,
     INFLATED_BYTES_MAX,
     REFLECTIONS,
@@ -42,7 +39,10 @@ from sloop.serve.edge.rpc import (
     inputs_of,
     parameters_of,
 )
-from sloop.serve.edge.schema import SERVICE, message_class
+from sloop.serve.edge.inputs import InputValidator
+from sloop.serve.edge.listener import Tls
+from sloop.serve.edge.parameters import COMPARED_MAX, PARAMETERS_MAX
+from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import EXTENSIONS
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
 from sloop.tensor import Port, Tensor

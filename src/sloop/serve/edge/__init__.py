@@ -1,4 +1,4 @@
 """An edge: the Open Inference Protocol v2 over HTTP and gRPC, metrics, and the state pages.
 
-It takes no decisions about requests: it validates them, passes them to a `RequestSink`, and sends the answers.
+It takes no decisions about requests: it validates them, passes them to the deciding process, and sends the answers.
 """

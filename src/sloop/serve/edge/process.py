@@ -56,7 +56,7 @@ from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Arena
 
 if TYPE_CHECKING:
-    from sloop.serve.edge.rpc import Rpc
+    from sloop.serve.edge.grpc.server import Rpc
 
 LAST_READ_S: Final = 0.1
 """After the drain, ports stay open for so long: what clients have sent by then, but nobody has read, is answered."""
@@ -113,17 +113,15 @@ def _path(kind: type, text: object) -> Any:  # noqa: ANN401  # msgspec's signatu
 class EdgeServer:
     """One edge. `send` passes records to the deciding process, whose process id is `holder`."""
 
-    def __init__(
-        self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena | None, holder: int
-    ) -> None:
+    def __init__(self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena, holder: int) -> None:
         self._arena = arena
         self.sink = EdgeSink(send, arena, holder, settings.token, settings.node_tls)
         limits = settings.limits
         bodies = BodyMemory(limits.body_bytes, limits.bodies_bytes_max, limits.json_body_bytes)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
-        self.service = InferenceService(self.sink, self.sink, bodies, self.keys, has_repository=has_repository)
-        self._large = LargeJson()
+        self.service = InferenceService(self.sink, bodies, self.keys, has_repository=has_repository)
+        self._large: LargeJson | None = None
         self.port = self._web(settings) if settings.socket_folder is None else self._rpc(settings)
         """What speaks with the clients."""
         self._access = AccessLog(settings.access_log, settings.log_group) if settings.access_log else None
@@ -142,6 +140,7 @@ class EdgeServer:
         """What to do for each kind of record."""
 
     def _web(self, settings: EdgeSettings) -> "HttpServer | Rpc":
+        self._large = LargeJson()
         rest = Rest(self.service, self._large)
         return HttpServer(
             rest.answer,
@@ -154,7 +153,7 @@ class EdgeServer:
         )
 
     def _rpc(self, settings: EdgeSettings) -> "HttpServer | Rpc":
-        from sloop.serve.edge.rpc import Rpc  # noqa: PLC0415  # edges for HTTP need no grpcio, which takes 30 MB
+        from sloop.serve.edge.grpc.server import Rpc  # noqa: PLC0415  # edges for HTTP need no grpcio, which takes 30 MB
 
         assert settings.socket_folder is not None
         return Rpc(self.service, settings.socket_folder, limits=settings.limits, tls=settings.tls)
@@ -173,7 +172,8 @@ class EdgeServer:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
         await asyncio.sleep(LAST_READ_S)
         await self.port.close(LEAVE_S)
-        self._large.close()
+        if self._large is not None:
+            self._large.close()
         if self._access is not None:
             self._access.close()
 
@@ -196,11 +196,9 @@ class EdgeServer:
         )
 
     def _trim(self) -> None:
-        arena = self._arena
-        if arena is not None:
-            if arena.allocated_bytes == self._allocated_bytes:
-                arena.trim()
-            self._allocated_bytes = arena.allocated_bytes
+        if self._arena.allocated_bytes == self._allocated_bytes:
+            self._arena.trim()
+        self._allocated_bytes = self._arena.allocated_bytes
 
     def _reload(self) -> None:
         self.keys.reload()
@@ -223,7 +221,7 @@ class EdgeProcess:
     """An edge in a process of its own."""
 
     def __init__(
-        self, loop: AbstractEventLoop, sock: socket.socket, settings: EdgeSettings, arena: Arena | None, holder: int
+        self, loop: AbstractEventLoop, sock: socket.socket, settings: EdgeSettings, arena: Arena, holder: int
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
@@ -269,7 +267,7 @@ def main(arguments: Sequence[str]) -> None:
     begin(parent, (link, port, memory))
     log_directly()
     settings = EdgeSettings.decode(sys.stdin.buffer.read())
-    arena = Arena(settings.arena, memory) if memory >= 0 else None
+    arena = Arena(settings.arena, memory)
     if settings.socket_folder is not None:
         os.environ["GRPC_VERBOSITY"] = "NONE"  # it writes a line for each broken head
         most = 2 * settings.limits.bodies_bytes_max + GRPC_BYTES

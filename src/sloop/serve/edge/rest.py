@@ -339,7 +339,7 @@ class Rest:
             except Exception as error:
                 exchange.refuse_for(error)
 
-        self.service.pages.ask(question, answer)
+        self.service.sink.ask(question, answer)
 
     def _ready(self, exchange: Exchange) -> None:
         """Whether the server is ready, and which models are not. Why they are not is told only to who may use them: it
@@ -434,8 +434,11 @@ class Rest:
             "name": model.name,
             "versions": model.versions,
             "platform": offered.PLATFORM,
-            "inputs": [*map(of_port, signature.inputs), *({**of_port(p), **OPTIONAL} for p in signature.optional)],
-            "outputs": list(map(of_port, signature.outputs)),
+            "inputs": [
+                *map(port_fields, signature.inputs),
+                *({**port_fields(p), **OPTIONAL} for p in signature.optional),
+            ],
+            "outputs": list(map(port_fields, signature.outputs)),
             "parameters": self.service.bounds(model),
         }
         say(exchange, body)
@@ -561,6 +564,6 @@ def say(exchange: Exchange, body: Mapping[str, object]) -> None:
     exchange.reply(200, msgspec.json.encode(body))
 
 
-def of_port(port: Port) -> dict[str, object]:
+def port_fields(port: Port) -> dict[str, object]:
     """`$metadata_tensor`."""
     return {"name": port.name, "datatype": port.datatype, "shape": port.shape}

@@ -29,8 +29,9 @@ from sloop.errors import InputError
 from sloop.serve.edge.bodies import INFER, MODELS, BodyMemory
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.messages import VariantJoining
-from sloop.serve.protocols import Pages, Readiness, RequestSink, ServerReadiness
+from sloop.serve.protocols import Readiness, ServerReadiness
 from sloop.text import counted, listed, quoted
 
 SERVER: Final = "sloop"
@@ -217,8 +218,7 @@ class Model:
 class InferenceService:
     """The models of a server, as exposed by both protocols."""
 
-    sink: RequestSink
-    pages: Pages
+    sink: EdgeSink
     bodies: BodyMemory
     keys: Keys = field(default_factory=Keys)
     """One of them must be sent by clients, if there are any."""

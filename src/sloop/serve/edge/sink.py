@@ -60,9 +60,9 @@ class _Stored(dict[str, Tensor]):
 
     __slots__ = ("_arena", "_block")
 
-    def __init__(self, tensors: Mapping[str, Tensor], block: Block, arena: Arena | None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], block: Address, arena: Arena) -> None:
         super().__init__(tensors)
-        self._block: Block | None = block
+        self._block: Address | None = block
         self._arena = arena
 
     def take(self) -> Block:
@@ -72,7 +72,7 @@ class _Stored(dict[str, Tensor]):
         return block
 
     def __del__(self) -> None:
-        if self._arena is not None and isinstance(self._block, Address):
+        if self._block is not None:
             self._arena.free(self._block)
 
 
@@ -112,16 +112,17 @@ def _full(error: ArenaFull) -> Refusal:
 
 
 class EdgeSink:
-    """Implements `RequestSink` and `Pages` of `sloop.serve.protocols` by records, which `send` passes on.
+    """Submits requests to the deciding process, and asks it, by records that `send` passes on. The result of each
+    request is reported exactly once.
 
-    `arena` is the edge's own; without one, tensors travel within the records. `holder` is the deciding process.
+    `arena` is the edge's own. `holder` is the deciding process.
     `token` is that of the deployment, if answers may come from other machines, and `tls` how these are checked.
     """
 
     def __init__(
         self,
         send: Callable[[FromEdge], None],
-        arena: Arena | None,
+        arena: Arena,
         holder: int,
         token: bytes = b"",
         tls: NodeTls | None = None,
@@ -155,7 +156,7 @@ class EdgeSink:
         """Forget a model. Its open requests are finished."""
         self._offered.pop(name, None)
 
-    def submit(  # noqa: PLR0913  # those of `RequestSink`
+    def submit(  # noqa: PLR0913  # what a client may say about a request
         self,
         tensors: Mapping[str, Tensor],
         *,
@@ -169,7 +170,15 @@ class EdgeSink:
         outputs: Collection[str] = (),
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
-        """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
+        """Submit one request whose `tensors` match the application's signature and have the same number of rows.
+
+        `version` asks for one version of the application; empty, the rollout decides. `slo_ns` overrides the
+        application's end-to-end deadline; `elapsed_ns` of it has passed before the request arrived. `began_ns`
+        (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the time of a slow upload
+        counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `outputs` are
+        those that it wants, all if empty; what the answer has in place of others means nothing. `on_end` is called
+        once, and never after `cancel`. Raises a 503 if there is no room for the tensors.
+        """
         offered = self._offered[application]
         if type(tensors) is _Stored:
             block = tensors.take()
@@ -191,10 +200,12 @@ class EdgeSink:
         return RequestId(number)
 
     async def store(self, tensors: Mapping[str, Tensor], application: str) -> Mapping[str, Tensor]:
-        """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
+        """Copy large tensors to where `submit` needs them; others get their turn every fraction of a millisecond. The
+        result is to be submitted instead of them, once. If it is not, or this is cancelled, the copy is given up.
+        Raises a 503 if there is no room for the tensors."""
         inputs, arena = [tensors[name] for name in self._offered[application].inputs], self._arena
         layout = layout_for(inputs)
-        if arena is None or layout.size <= COPIED_BYTES:
+        if layout.size <= COPIED_BYTES:
             return tensors
         try:
             block, memory = arena.allocate(layout.size)
@@ -210,12 +221,13 @@ class EdgeSink:
         return stored
 
     def cancel(self, request: RequestId) -> None:
-        """See `sloop.serve.protocols.RequestSink`."""
+        """The client has disconnected. Has no effect on a request that has ended."""
         if self._waiting.pop(request, None) is not None:
             self._send(Cancel(request))
 
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
-        """See `sloop.serve.protocols.Pages`. Whether the server is ready is known for `READY_S`, to all who ask."""
+        """Call `then` once with the answer, possibly before this call returns. Whether the server is ready is known for
+        `READY_S`, to all who ask."""
         if not isinstance(question, AskReady):
             self._ask(question, then)
         elif time.monotonic() < self._ready_until_s:
@@ -274,7 +286,6 @@ class EdgeSink:
 
     def on_free(self, record: Free) -> None:
         """Use the memory of a block again."""
-        assert self._arena is not None, f"{record} without an arena"
         self._arena.free(record.block)
 
     def on_page(self, page: Page) -> None:

@@ -34,6 +34,7 @@ from sloop.text import host_and_port, quoted, shortened
 
 REDIRECTS_MAX: Final = 5
 REDIRECTS: Final = (301, 302, 303, 307, 308)
+INTERIM_MAX: Final = 8
 BEYOND_S: Final = 0.1
 """How long to wait for bytes after the announced end, from a store that keeps the connection open."""
 RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
@@ -227,6 +228,20 @@ class Answer:
         return b""
 
 
+class FinalResponse(http.client.HTTPResponse):
+    """An answer that may come after at most `INTERIM_MAX` interim ones (100 Continue), which the standard library would
+    read without end."""
+
+    _statuses = 0
+
+    def _read_status(self) -> tuple[str, int, str]:
+        self._statuses += 1
+        if self._statuses > INTERIM_MAX + 1:
+            raise http.client.HTTPException(f"more than {INTERIM_MAX} interim answers")
+        found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]  # not in the stubs
+        return found
+
+
 def ask(
     file: StoredFile,
     sock: socket.socket,
@@ -242,7 +257,7 @@ def ask(
         watch.use(sock, quiet_s)
         with _errors(file, watch):
             connection = http.client.HTTPConnection(host)
-            connection.sock = sock
+            connection.sock, connection.response_class = sock, FinalResponse
             connection.request("GET", target, headers=every)
             return Answer(sock, connection.getresponse(), watch, quiet_s)
     except BaseException:

@@ -31,6 +31,8 @@ from sloop.app.limits import ServerLimits, setting
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyReservation
+from sloop.serve.edge.grpc.relay import Relay, RelayedConnection
+from sloop.serve.edge.grpc.schema import METHODS, POOL, SERVICE, message_class
 from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, identity_of, named
 from sloop.serve.edge.inputs import Buffer, InputValidator, check_raw, pack
 from sloop.serve.edge.listener import Listener, Tls
@@ -47,8 +49,6 @@ from sloop.serve.edge.parameters import (
     check_count,
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
-from sloop.serve.edge.relay import Relay, RelayedConnection
-from sloop.serve.edge.schema import METHODS, POOL, SERVICE, message_class
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
@@ -453,7 +453,7 @@ class Rpc:
     async def _asked(self, question: Question) -> bytes:
         """What the deciding process answers."""
         found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.service.pages.ask(question, lambda answer: None if found.done() else found.set_result(answer))
+        self.service.sink.ask(question, lambda answer: None if found.done() else found.set_result(answer))
         return await found
 
     # The methods, by their names
@@ -497,8 +497,11 @@ class Rpc:
             name=request.name,
             versions=model.versions,
             platform=offered.PLATFORM,
-            inputs=[*map(of_port, signature.inputs), *(of_port(p, optional=True) for p in signature.optional)],
-            outputs=list(map(of_port, signature.outputs)),
+            inputs=[
+                *map(port_message, signature.inputs),
+                *(port_message(p, optional=True) for p in signature.optional),
+            ],
+            outputs=list(map(port_message, signature.outputs)),
             parameters={name: {"int64_param": most} for name, most in self.service.bounds(model).items()},
         )
 
@@ -833,7 +836,7 @@ def parameters_of(message: Any, known: frozenset[str], field: str) -> Parameters
     return found
 
 
-def of_port(port: Port, *, optional: bool = False) -> object:
+def port_message(port: Port, *, optional: bool = False) -> object:
     """`TensorMetadata`."""
     parameters = {"optional": {"bool_param": True}} if optional else {}
     return message_class("ModelMetadataResponse.TensorMetadata")(

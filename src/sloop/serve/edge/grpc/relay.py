@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.app.limits import ServerLimits
-from sloop.serve.edge.heads import Heads, TooMuch
+from sloop.serve.edge.grpc.heads import Heads, TooMuch
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
 STRANGER_BYTES: Final = 4 * 1024
