@@ -1,4 +1,4 @@
-"""The interfaces of the deciding process: towards the edges (`RequestSink`, `Pages`), the worker processes (`Backend`)
+"""The interfaces of the deciding process: towards the edges (`Pages`), the worker processes (`Backend`)
 and the planner process (`PlannerInterface`).
 
 An edge handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no requests.
