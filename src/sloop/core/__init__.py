@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count
 from typing import Any, cast
 
+from sloop import events
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
 from sloop.app.graph import declared_name
 from sloop.core.application import ApplicationParts, ApplicationState, Beliefs
@@ -25,31 +26,7 @@ from sloop.core.rollout import Rollouts, Version
 from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import PlanInput, StageView
-from sloop.events import (
-    BatchFailed,
-    BatchLost,
-    BatchSilent,
-    Cancelled,
-    Deployed,
-    Draining,
-    Event,
-    Finished,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    Planned,
-    Promoted,
-    Removed,
-    TransferFailed,
-    Transferred,
-    Woke,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import Event
 from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
 
 __all__ = ["ApplicationParts", "Beliefs", "Core"]
@@ -106,40 +83,40 @@ class Core:
         control = self._control
         self._is_plain = self._rollouts.is_plain
         self._steps = {
-            WorkerReady: control.ready,
-            WorkerCompleted: control.completed,
-            BatchLost: self._lose_batch,
-            BatchSilent: control.silent,
-            WorkerLost: control.lost,
-            WorkerStopped: control.stopped,
-            WorkerResized: control.resized,
-            NodeReady: control.node_ready,
-            NodeLost: control.node_lost,
-            NodeReleased: control.node_released,
-            Transferred: control.transferred,
-            TransferFailed: control.transfer_failed,
-            Planned: control.planned,
-            Deployed: self._deploy,
-            Promoted: self._promote,
-            Removed: self._remove,
-            Draining: self._drain,
-            WorkerProgressed: _ignore,
-            Woke: _ignore,
+            events.WorkerReady: control.ready,
+            events.WorkerCompleted: control.completed,
+            events.BatchLost: self._lose_batch,
+            events.BatchSilent: control.silent,
+            events.WorkerLost: control.lost,
+            events.WorkerStopped: control.stopped,
+            events.WorkerResized: control.resized,
+            events.NodeReady: control.node_ready,
+            events.NodeLost: control.node_lost,
+            events.NodeReleased: control.node_released,
+            events.Transferred: control.transferred,
+            events.TransferFailed: control.transfer_failed,
+            events.Planned: control.planned,
+            events.Deployed: self._deploy,
+            events.Promoted: self._promote,
+            events.Removed: self._remove,
+            events.Draining: self._drain,
+            events.WorkerProgressed: _ignore,
+            events.Woke: _ignore,
         }
         if self._is_plain:
             (path,) = self._paths.values()
             self._steps |= {
                 Request: path.arrive,
-                Finished: path.finish,
-                BatchFailed: path.fail,
-                Cancelled: path.cancel,
+                events.Finished: path.finish,
+                events.BatchFailed: path.fail,
+                events.Cancelled: path.cancel,
             }
         else:
             self._steps |= {
                 Request: self._arrive,
-                Finished: self._finish,
-                BatchFailed: self._fail,
-                Cancelled: self._cancel,
+                events.Finished: self._finish,
+                events.BatchFailed: self._fail,
+                events.Cancelled: self._cancel,
             }
         self._activate(self.state.applications.values())
 
@@ -265,7 +242,7 @@ class Core:
     def _wake(self, now_ns: int, event: Event, out: list[Action]) -> None:
         """Run the control tick and the queue sweeps that are due. The first tick, which plans, follows what is said of
         nodes: they may have replicas already, or be lost."""
-        if not self._control.has_begun and isinstance(event, NodeReady | NodeLost):
+        if not self._control.has_begun and isinstance(event, events.NodeReady | events.NodeLost):
             return
         if now_ns >= self._control.wake_ns:
             self._control.tick(now_ns, out)
@@ -280,7 +257,7 @@ class Core:
         self._touch(application)
         self._paths[application.key].lose(now_ns, replica, error, out, is_blamed=is_blamed)
 
-    def _lose_batch(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:
+    def _lose_batch(self, now_ns: int, event: events.BatchLost, out: list[Action]) -> None:
         replica = self.state.replicas.get(event.replica)
         if replica is not None and replica.batch is not None and replica.batch.id == event.batch:
             self._touch(replica.stage.application)
@@ -290,7 +267,7 @@ class Core:
     def _expire(self, now_ns: int, replica: Replica, out: list[Action]) -> int:
         return self._paths[replica.stage.application.key].expire(now_ns, replica, out)
 
-    def _drain(self, now_ns: int, event: Draining, out: list[Action]) -> None:
+    def _drain(self, now_ns: int, event: events.Draining, out: list[Action]) -> None:
         """The server shuts down: reject requests from now on."""
         self._draining_why = "the server is shutting down"
         for application in self.state.applications.values():
@@ -323,23 +300,23 @@ class Core:
         self._touch(application)
         self._paths[application.key].arrive(now_ns, request, out)
 
-    def _finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
+    def _finish(self, now_ns: int, event: events.Finished, out: list[Action]) -> None:
         replica = self.state.replicas.get(event.replica)
         if replica is not None:
             self._touch(replica.stage.application)
             self._paths[replica.stage.application.key].finish(now_ns, event, out)
 
-    def _fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
+    def _fail(self, now_ns: int, event: events.BatchFailed, out: list[Action]) -> None:
         replica = self.state.replicas.get(event.replica)
         if replica is not None:
             self._touch(replica.stage.application)
             self._paths[replica.stage.application.key].fail(now_ns, event, out)
 
-    def _cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
+    def _cancel(self, now_ns: int, event: events.Cancelled, out: list[Action]) -> None:
         for path in self._paths.values():
             path.cancel(now_ns, event, out)
 
-    def _deploy(self, now_ns: int, event: Deployed, out: list[Action]) -> None:
+    def _deploy(self, now_ns: int, event: events.Deployed, out: list[Action]) -> None:
         """Start a version of an application. Drivers check definitions beforehand; one that cannot be built changes
         nothing."""
         assert self._build is not None, "this core cannot build applications"
@@ -352,10 +329,10 @@ class Core:
         self._rollouts.announce(now_ns, self._add(now_ns, parts, event.canary), out)
         self._bind()
 
-    def _promote(self, now_ns: int, event: Promoted, out: list[Action]) -> None:
+    def _promote(self, now_ns: int, event: events.Promoted, out: list[Action]) -> None:
         self._rollouts.promote(now_ns, event.application, event.version, out)
 
-    def _remove(self, now_ns: int, event: Removed, out: list[Action]) -> None:
+    def _remove(self, now_ns: int, event: events.Removed, out: list[Action]) -> None:
         self._rollouts.remove(now_ns, event.application, event.version, out)
         self._bind()
 

@@ -14,15 +14,8 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.actions import (
-    Action,
-    AdoptWorker,
-    Decided,
-    RequestPlan,
-    ResizeWorker,
-    StartWorker,
-    StopWorker,
-)
+from sloop import actions, events
+from sloop.actions import Action
 from sloop.core.application import BUCKET_NS_MAX, ApplicationState
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
@@ -43,22 +36,6 @@ from sloop.core.replica import STALL_NS_MIN, Replica, ReplicaWorker
 from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
-from sloop.events import (
-    BatchLost,
-    BatchSilent,
-    KeptWorker,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    Planned,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
 from sloop.text import counted, in_ms, in_s, listed
 from sloop.units import FOREVER_NS, GIB, ms, s
 from sloop.vocabulary import (
@@ -238,7 +215,9 @@ class ControlledApplication:
             state.set_waking(False)
             state.has_been_awake = True
             self.active_ns = max(self.active_ns, now_ns)
-            out.append(Decided("awake", "its replicas are ready: no request waits for a start", application=state.key))
+            out.append(
+                actions.Decided("awake", "its replicas are ready: no request waits for a start", application=state.key)
+            )
 
     @property
     def keeps_all(self) -> bool:
@@ -428,7 +407,7 @@ class ControlPath:
         if rest_after_ns and quiet_ns >= rest_after_ns and not application.starts_from_rest:
             application.is_resting = True
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
-            out.append(Decided("rest", why, application=state.key))
+            out.append(actions.Decided("rest", why, application=state.key))
             if state.parts.wake_ns:
                 application.rested_from = application.plan
             self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
@@ -449,7 +428,7 @@ class ControlPath:
 
     # Events of replicas
 
-    def ready(self, now_ns: int, event: WorkerReady, out: list[Action]) -> None:
+    def ready(self, now_ns: int, event: events.WorkerReady, out: list[Action]) -> None:
         """A worker has started: make its replica idle, or a pair if it is the shadow."""
         worker = self._state.workers.get(event.worker)
         if worker is None:
@@ -475,19 +454,19 @@ class ControlPath:
         replica.stage.pool.add_idle(replica)
         self._advance_all(now_ns, replica, out)
 
-    def completed(self, now_ns: int, event: WorkerCompleted, out: list[Action]) -> None:
+    def completed(self, now_ns: int, event: events.WorkerCompleted, out: list[Action]) -> None:
         """A part of a pipeline has all layers of its model."""
         replica = self._state.replicas.get(event.worker)
         if replica is not None and on_completed(now_ns, self._state, replica, out):
             self._advance_all(now_ns, replica, out)
 
-    def batch_lost(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:
+    def batch_lost(self, now_ns: int, event: events.BatchLost, out: list[Action]) -> None:
         """A batch is lost with a part of its pipeline, which is reported lost as well, perhaps later."""
         replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.pipeline is not None and replica.pipeline.is_ready:
             break_up(now_ns, self._state, replica.pipeline, None, out)
 
-    def lost(self, now_ns: int, event: WorkerLost, out: list[Action]) -> None:
+    def lost(self, now_ns: int, event: events.WorkerLost, out: list[Action]) -> None:
         """A worker died. If it was the first of its replica, try the batch again, and replace the replica unless it was
         draining. The batch is to blame unless the node is lost."""
         worker = self._state.workers.get(event.worker)
@@ -507,7 +486,7 @@ class ControlPath:
         node = replica.node if is_unstarted else ""
         wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out, unstarted_on=node)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
-        out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
+        out.append(actions.Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._forget(now_ns, replica, event.error, is_blamed, out)
         application = self._applications[stage.application.key]
         self._compare(now_ns, [application], out)
@@ -515,7 +494,7 @@ class ControlPath:
             # Its node is gone, perhaps the only one of its kind: plan for the others now, not when it is time.
             application.next_plan_ns = self.wake_ns = now_ns
 
-    def stopped(self, now_ns: int, event: WorkerStopped, out: list[Action]) -> None:
+    def stopped(self, now_ns: int, event: events.WorkerStopped, out: list[Action]) -> None:
         """A worker has stopped and freed its resources."""
         worker = self._state.workers.get(event.worker)
         if worker is not None and worker.shadow is not None:
@@ -544,7 +523,7 @@ class ControlPath:
         if pipeline is not None:
             break_up(now_ns, self._state, pipeline, replica, out)
 
-    def resized(self, now_ns: int, event: WorkerResized, out: list[Action]) -> None:
+    def resized(self, now_ns: int, event: events.WorkerResized, out: list[Action]) -> None:
         """A resize took effect, perhaps with other cores than ordered."""
         replica = self._state.replicas.get(event.worker)
         if replica is None:
@@ -569,7 +548,7 @@ class ControlPath:
         when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
         why = f"its shadow is lost: {error}; another one starts {when}"
         if replica.life is not Life.DRAINING:
-            out.append(Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
+            out.append(actions.Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
         self._part(now_ns, worker)
         self._free_shadow(now_ns, worker, out)
         self._compare(now_ns, [self._applications[stage.application.key]], out)
@@ -601,12 +580,12 @@ class ControlPath:
 
     # Events of nodes
 
-    def node_ready(self, now_ns: int, event: NodeReady, out: list[Action]) -> None:
+    def node_ready(self, now_ns: int, event: events.NodeReady, out: list[Action]) -> None:
         """A node can take replicas, and has those that were kept; or a node that has replicas has other capacities than
         before, and all are planned anew."""
         before = self._nodes.ready(event.node, now_ns)
         if before is not None:
-            out.append(Decided("node", f"{changed(before, event.node)}: all applications are planned anew"))
+            out.append(actions.Decided("node", f"{changed(before, event.node)}: all applications are planned anew"))
             self._refit(now_ns, event.node, out)
             for each in self._applications.values():
                 if not each.is_frozen and not each.is_resting:
@@ -648,26 +627,26 @@ class ControlPath:
             cores = max(1, millicores(each.target_cores) * there // wanted) / MILLI
             ledger.resize(each.id, cores)
             each.order_cores(cores)
-            out.append(ResizeWorker(each.id, cores))
+            out.append(actions.ResizeWorker(each.id, cores))
 
     def _resizes(self, stage: StageState) -> bool:
         """Whether replicas of a stage are resized in place, by the plan in force."""
         plan = self._applications[stage.application.key].plan
         return plan is None or any(each.in_place for each in plan.stages if each.stage == stage.name)
 
-    def _adopt(self, now_ns: int, node: Node, kept: KeptWorker, out: list[Action]) -> None:
+    def _adopt(self, now_ns: int, node: Node, kept: events.KeptWorker, out: list[Action]) -> None:
         """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
         reserves until it has stopped."""
         state, spec = self._state, kept.spec
         id = ReplicaId(state.next_worker)
         state.next_worker += 1
-        out.append(AdoptWorker(id, kept.number, spec, kept.is_ready))
+        out.append(actions.AdoptWorker(id, kept.number, spec, kept.is_ready))
         stage = next(
             (each.stages[spec.stage] for each in state.applications.values() if spec.stage in each.stages), None
         )
         belief = stage.beliefs.get((spec.variant, spec.slot.hardware)) if stage is not None else None
         if stage is None or belief is None:
-            out.append(StopWorker(id, "no application has such a replica"))
+            out.append(actions.StopWorker(id, "no application has such a replica"))
             return
         why = why_unfit(spec, node)
         reservation = Reservation.of(spec, belief, node.name, spec.device)
@@ -688,24 +667,24 @@ class ControlPath:
         application.look_whether_awake(now_ns, out)
         application.keeps_until_ns = now_ns + MEASURE_NS
 
-    def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:
+    def node_lost(self, now_ns: int, event: events.NodeLost, out: list[Action]) -> None:
         """A node has failed; its replicas are reported separately."""
         self._nodes.lose(now_ns, event.node)
         self._state.weights.lose(event.node)
-        out.append(Decided("node", f"node {event.node} is lost: {event.error}"))
+        out.append(actions.Decided("node", f"node {event.node} is lost: {event.error}"))
 
-    def node_released(self, now_ns: int, event: NodeReleased, out: list[Action]) -> None:
+    def node_released(self, now_ns: int, event: events.NodeReleased, out: list[Action]) -> None:
         """A node has been given back."""
         self._nodes.released(event.node)
         self._state.weights.lose(event.node)
 
     # Events of transfers
 
-    def transferred(self, now_ns: int, event: Transferred, out: list[Action]) -> None:
+    def transferred(self, now_ns: int, event: events.Transferred, out: list[Action]) -> None:
         """A node has the weights that it was to receive; the driver goes on with the starts that wait for them."""
         self._state.weights.arrived(now_ns, event.transfer, event.node)
 
-    def transfer_failed(self, now_ns: int, event: TransferFailed, out: list[Action]) -> None:
+    def transfer_failed(self, now_ns: int, event: events.TransferFailed, out: list[Action]) -> None:
         """A node will not get the weights. The replicas that wait for them are reported lost separately; the provision
         policy decides anew on places and sources. A part that was to get the other layers gets them from elsewhere."""
         if not self._state.weights.failed(now_ns, event.transfer, event.node):
@@ -720,7 +699,7 @@ class ControlPath:
 
     # Plans
 
-    def planned(self, now_ns: int, event: Planned, out: list[Action]) -> None:
+    def planned(self, now_ns: int, event: events.Planned, out: list[Action]) -> None:
         """The planner has answered. Only the answer to the last request counts."""
         if self.plan_input is None or event.number != self._requested:
             return
@@ -735,7 +714,7 @@ class ControlPath:
         given = self._plan_input(now_ns, due)
         if self._plans_beside:
             self.plan_input = given
-            out.append(RequestPlan(self._requested))
+            out.append(actions.RequestPlan(self._requested))
         else:
             self._accept(now_ns, given, self.planner.plan(given), out)
 
@@ -771,7 +750,7 @@ class ControlPath:
             for view in views
         )
 
-    def _accept(self, now_ns: int, given: PlanInput, planned: Planned, out: list[Action]) -> None:
+    def _accept(self, now_ns: int, given: PlanInput, planned: events.Planned, out: list[Action]) -> None:
         plans: dict[str, Plan] = {}
         for view in given.due:
             application = self._applications.get(view.key)
@@ -779,7 +758,7 @@ class ControlPath:
                 continue  # it has ended, or was frozen, while it was planned
             application.plan_error = planned.errors.get(view.key, "")
             if application.plan_error:
-                out.append(Decided("planner", f"no new plan: {application.plan_error}", application=view.key))
+                out.append(actions.Decided("planner", f"no new plan: {application.plan_error}", application=view.key))
             else:
                 application.planned_share = view.share
             if view.key in planned.plans:
@@ -797,9 +776,9 @@ class ControlPath:
             before, application.plan = application.plan, plan
             if before is not None and plan.same_target(before):
                 if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
-                    out.append(Decided("kept", plan.why, plan=plan, application=key))
+                    out.append(actions.Decided("kept", plan.why, plan=plan, application=key))
                 continue
-            out.append(Decided("plan", plan.why, plan=plan, application=key))
+            out.append(actions.Decided("plan", plan.why, plan=plan, application=key))
             for target in plan.stages:
                 application.state.stages[target.stage].follow(target)
             self._note_rest(application, out)
@@ -813,7 +792,7 @@ class ControlPath:
         if wake_ns and not state.is_waking and state.is_idle and application.plan and not any_replica(application.plan):
             state.set_waking(True)
             why = f"it has no replicas: requests wait up to {in_s(wake_ns)} for the next ones"
-            out.append(Decided("waking", why, application=state.key))
+            out.append(actions.Decided("waking", why, application=state.key))
 
     def _compare(self, now_ns: int, applications: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Compare the cluster with the plans of these applications and order the differences, as far as possible now.
@@ -940,7 +919,7 @@ class ControlPath:
                 shortage = Shortage(replica.spec.variant, slot, id, replica.target_cores, replica.node)
                 continue
             replica.order_cores(cores)
-            out.append(ResizeWorker(id, cores))
+            out.append(actions.ResizeWorker(id, cores))
         return shortage
 
     def _detach(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
@@ -949,7 +928,7 @@ class ControlPath:
             worker = stage.pool.replicas[id].shadow
             assert worker is not None, f"replica {id} has no shadow"
             self._part(now_ns, worker)
-            out.append(StopWorker(worker.id, why))
+            out.append(actions.StopWorker(worker.id, why))
 
     def _attach(
         self,
@@ -975,7 +954,7 @@ class ControlPath:
                 shortage = Shortage(replica.spec.variant, slot, id, slot.cores, replica.node, shadow)
                 if application.is_new(stage.name, shortage):
                     key = application.state.key
-                    out.append(Decided("shadow", shortage.why, stage.name, id, application=key))
+                    out.append(actions.Decided("shadow", shortage.why, stage.name, id, application=key))
             else:
                 self._state.next_worker += 1
                 self._state.workers[number] = worker = ReplicaWorker(number, replica, shadow)
@@ -984,7 +963,7 @@ class ControlPath:
                 if self._state.weights.by_node:
                     out += self._state.weights.make_room([replica.node])
                 placed = structs.replace(replica.spec, node=replica.node, device=replica.device, shape=(shadow,))
-                out.append(StartWorker(number, placed.with_cores(replica.target_cores), id))
+                out.append(actions.StartWorker(number, placed.with_cores(replica.target_cores), id))
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
@@ -1042,7 +1021,7 @@ class ControlPath:
         )
         if not will_have_room and application.is_new(stage.name, shortage):
             key = application.state.key
-            out.append(Decided("shortage", shortage.why, stage=stage.name, application=key))
+            out.append(actions.Decided("shortage", shortage.why, stage=stage.name, application=key))
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""
@@ -1056,9 +1035,9 @@ class ControlPath:
             self._state.enter(now_ns, replica, WorkerState.DRAINING)
             if replica.batch is None and (replica.pipeline is None or not replica.pipeline.has_batch):
                 if replica.pipeline is None:
-                    out.append(StopWorker(id, why))
+                    out.append(actions.StopWorker(id, why))
             else:
-                out.append(Decided("drain", why, stage.name, id, application=stage.application.key))
+                out.append(actions.Decided("drain", why, stage.name, id, application=stage.application.key))
 
         for replica in stopping.values():
             out += stops_of(replica, why)
@@ -1108,10 +1087,10 @@ class ControlPath:
 
     def _give_up(self, now_ns: int, id: ReplicaId, why: str, out: list[Action]) -> None:
         """Stop a replica whose batch does not finish, and go on as if it were lost."""
-        out.append(StopWorker(id, why))
-        self.lost(now_ns, WorkerLost(id, why), out)
+        out.append(actions.StopWorker(id, why))
+        self.lost(now_ns, events.WorkerLost(id, why), out)
 
-    def silent(self, now_ns: int, event: BatchSilent, out: list[Action]) -> None:
+    def silent(self, now_ns: int, event: events.BatchSilent, out: list[Action]) -> None:
         """A worker says nothing while it runs a batch: give its replica up if it hangs. Parts of a pipeline wait for
         each other, so only the response timeout ends them."""
         replica = self._state.replicas.get(event.replica)

@@ -19,44 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from sloop.actions import (
-    AcquireNode,
-    AdoptWorker,
-    Assigned,
-    CancelTransfer,
-    Decided,
-    End,
-    Evict,
-    ReleaseNode,
-    RequestPlan,
-    ResizeWorker,
-    Rollout,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-    Transfer,
-    VersionState,
-)
+from sloop import actions, events
+from sloop.actions import End, StartBatch, VersionState
 from sloop.app.graph import Graph, GraphStage
-from sloop.events import (
-    BatchFailed,
-    BatchLost,
-    Deployed,
-    Draining,
-    Finished,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    Planned,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import Finished
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
 from sloop.runlog.replicas import DeviceName, DeviceUse
@@ -100,7 +66,7 @@ class DeploymentState:
         """Whether the server is shutting down."""
         self.decisions: Counter[tuple[str, str]] = Counter()
         """By key of the version, or "" for the cluster, and kind of decision."""
-        self.last_decisions: deque[tuple[int, Decided | Rollout]] = deque(maxlen=kept.decisions)
+        self.last_decisions: deque[tuple[int, actions.Decided | actions.Rollout]] = deque(maxlen=kept.decisions)
         self.rollouts: Counter[tuple[str, VersionState]] = Counter()
         """By application, how often a version has entered each state."""
         self.plan_ns = new_samples()
@@ -115,7 +81,7 @@ class DeploymentState:
         self._has_begun = self._nodes_begun = False
         self._requested: tuple[int, int] | None = None
         """The number of the last plan request, and its instant."""
-        self._deployed: dict[tuple[str, str], Deployed] = {}
+        self._deployed: dict[tuple[str, str], events.Deployed] = {}
         """Deployments that the core has not yet announced."""
         self._run_of_stage: dict[str, RunState] = {}
         self._run_of_replica: dict[ReplicaId, RunState] = {}
@@ -129,9 +95,9 @@ class DeploymentState:
             Request: self._arrive,
             End: self._end,
             Unlogged: self._count_unlogged,
-            StartWorker: self._start_worker,
-            AdoptWorker: self._start_worker,
-            **dict.fromkeys((StartBatch, Finished, BatchFailed, BatchLost), self._pass_on),
+            actions.StartWorker: self._start_worker,
+            actions.AdoptWorker: self._start_worker,
+            **dict.fromkeys((StartBatch, Finished, events.BatchFailed, events.BatchLost), self._pass_on),
             **dict.fromkeys(_ABOUT_WORKERS, self._pass_on_worker),
         }
         self._plain: RunState | None = None
@@ -148,23 +114,23 @@ class DeploymentState:
     def _shared_handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """The records that are about several versions or about none, by type."""
         return {
-            Assigned: self._assign,
-            Decided: self._decide,
-            Deployed: self._deploy,
-            Rollout: self._roll_out,
-            AcquireNode: self._acquire,
-            ReleaseNode: self._release,
-            NodeReady: self._node_ready,
-            NodeLost: self._node_lost,
-            NodeReleased: self._node_released,
-            Transfer: self.weights.order,
-            CancelTransfer: self.weights.cancel,
-            Transferred: self.weights.arrive,
-            TransferFailed: self.weights.fail,
-            Evict: self.weights.evict,
-            RequestPlan: self._request_plan,
-            Planned: self._planned,
-            Draining: self._begin_draining,
+            actions.Assigned: self._assign,
+            actions.Decided: self._decide,
+            events.Deployed: self._deploy,
+            actions.Rollout: self._roll_out,
+            actions.AcquireNode: self._acquire,
+            actions.ReleaseNode: self._release,
+            events.NodeReady: self._node_ready,
+            events.NodeLost: self._node_lost,
+            events.NodeReleased: self._node_released,
+            actions.Transfer: self.weights.order,
+            actions.CancelTransfer: self.weights.cancel,
+            events.Transferred: self.weights.arrive,
+            events.TransferFailed: self.weights.fail,
+            actions.Evict: self.weights.evict,
+            actions.RequestPlan: self._request_plan,
+            events.Planned: self._planned,
+            events.Draining: self._begin_draining,
         }
 
     def extend(self, now_ns: int, records: Sequence[Record]) -> None:
@@ -243,7 +209,7 @@ class DeploymentState:
         """The version that a run is of."""
         return next((record for record in self.records if record.run is run), None)
 
-    def version_for(self, decided: Decided) -> VersionRecord | None:
+    def version_for(self, decided: actions.Decided) -> VersionRecord | None:
         """The version that a decision is about; None for the nodes."""
         if decided.kind == "node":
             return None
@@ -280,7 +246,7 @@ class DeploymentState:
         if take is not None:
             take(now_ns, record)
 
-    def _pass_on(self, now_ns: int, record: StartBatch | Finished | BatchFailed | BatchLost) -> None:
+    def _pass_on(self, now_ns: int, record: StartBatch | Finished | events.BatchFailed | events.BatchLost) -> None:
         run = self._run_of_replica.get(record.replica)
         if run is not None:
             run.append(now_ns, record)
@@ -293,7 +259,7 @@ class DeploymentState:
             if worker not in run.replicas:
                 self._run_of_replica.pop(worker, None)
 
-    def _start_worker(self, now_ns: int, start: StartWorker | AdoptWorker) -> None:
+    def _start_worker(self, now_ns: int, start: actions.StartWorker | actions.AdoptWorker) -> None:
         run = self._run_of_stage.get(start.spec.stage)
         if run is not None:
             run.append(now_ns, start)
@@ -381,7 +347,7 @@ class DeploymentState:
         self._run_of_request[request.id] = run
         run.append(now_ns, request)
 
-    def _assign(self, now_ns: int, assigned: Assigned) -> None:
+    def _assign(self, now_ns: int, assigned: actions.Assigned) -> None:
         request, record = self._unassigned.pop(assigned.request, None), self.versions.get(assigned.application)
         if request is not None and record is not None:
             self._run_of_request[request.id] = record.run
@@ -415,10 +381,10 @@ class DeploymentState:
 
     # Rollouts
 
-    def _deploy(self, now_ns: int, deployed: Deployed) -> None:
+    def _deploy(self, now_ns: int, deployed: events.Deployed) -> None:
         self._deployed[deployed.application, deployed.version] = deployed
 
-    def _roll_out(self, now_ns: int, rollout: Rollout) -> None:
+    def _roll_out(self, now_ns: int, rollout: actions.Rollout) -> None:
         """A version enters a state. It is added when the core announces it, because the core refuses definitions that
         it cannot build."""
         self._note(now_ns, rollout, (rollout.application, "rollout"))
@@ -447,7 +413,7 @@ class DeploymentState:
             self._count_versions()
             self._assign_rest(now_ns)
 
-    def _add_deployed(self, now_ns: int, deployed: Deployed) -> None:
+    def _add_deployed(self, now_ns: int, deployed: events.Deployed) -> None:
         assert self._build is not None, "this fold cannot learn versions that are deployed later; give it `build`"
         parts = self._build(deployed.application, deployed.version, deployed.definition)
         self._several()
@@ -464,11 +430,11 @@ class DeploymentState:
 
     # Decisions and plans
 
-    def _note(self, now_ns: int, decision: Decided | Rollout, key: tuple[str, str]) -> None:
+    def _note(self, now_ns: int, decision: actions.Decided | actions.Rollout, key: tuple[str, str]) -> None:
         self.decisions[key] += 1
         self.last_decisions.append((now_ns, decision))
 
-    def _decide(self, now_ns: int, decided: Decided) -> None:
+    def _decide(self, now_ns: int, decided: actions.Decided) -> None:
         record = self.version_for(decided)
         self._note(now_ns, decided, (record.key if record is not None else "", decided.kind))
         if record is not None:
@@ -476,30 +442,30 @@ class DeploymentState:
             if decided.kind == "planner":
                 record.planner_error = decided.why
 
-    def _request_plan(self, now_ns: int, request: RequestPlan) -> None:
+    def _request_plan(self, now_ns: int, request: actions.RequestPlan) -> None:
         self._requested = request.number, now_ns
 
-    def _planned(self, now_ns: int, planned: Planned) -> None:
+    def _planned(self, now_ns: int, planned: events.Planned) -> None:
         if self._requested is not None and self._requested[0] == planned.number:
             self.plan_ns.append(now_ns - self._requested[1])
             self._requested = None
 
-    def _begin_draining(self, now_ns: int, _: Draining) -> None:
+    def _begin_draining(self, now_ns: int, _: events.Draining) -> None:
         self.draining = True
 
     # Nodes
 
-    def _acquire(self, now_ns: int, order: AcquireNode) -> None:
+    def _acquire(self, now_ns: int, order: actions.AcquireNode) -> None:
         self._change_node(now_ns, order.node, NodeState.ACQUIRING)
 
-    def _release(self, now_ns: int, order: ReleaseNode) -> None:
+    def _release(self, now_ns: int, order: actions.ReleaseNode) -> None:
         self._change_node(now_ns, order.node, NodeState.RELEASING)
 
-    def _node_lost(self, now_ns: int, event: NodeLost) -> None:
+    def _node_lost(self, now_ns: int, event: events.NodeLost) -> None:
         self.weights.lose(event.node)
         self._change_node(now_ns, event.node, NodeState.LOST)
 
-    def _node_released(self, now_ns: int, event: NodeReleased) -> None:
+    def _node_released(self, now_ns: int, event: events.NodeReleased) -> None:
         self.weights.lose(event.node)
         self._change_node(now_ns, event.node, NodeState.RELEASED)
 
@@ -507,12 +473,21 @@ class DeploymentState:
         self._begin_nodes()
         self.nodes.change(now_ns, node, state)
 
-    def _node_ready(self, now_ns: int, event: NodeReady) -> None:
+    def _node_ready(self, now_ns: int, event: events.NodeReady) -> None:
         self._begin_nodes()
         self.nodes.ready(now_ns, event.node)
 
 
 _ABOUT_WORKERS: Final = frozenset(
-    {WorkerCompleted, WorkerProgressed, WorkerReady, WorkerLost, WorkerStopped, WorkerResized, StopWorker, ResizeWorker}
+    {
+        events.WorkerCompleted,
+        events.WorkerProgressed,
+        events.WorkerReady,
+        events.WorkerLost,
+        events.WorkerStopped,
+        events.WorkerResized,
+        actions.StopWorker,
+        actions.ResizeWorker,
+    }
 )
 """Records with a worker that has been started before."""

@@ -12,28 +12,11 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct, structs
 
-from sloop.actions import (
-    AdoptWorker,
-    Decided,
-    End,
-    ResizeWorker,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-)
+from sloop import actions, events
+from sloop.actions import End, StartBatch
 from sloop.app.graph import Graph
 from sloop.app.progress import Entered, RequestProgress
-from sloop.events import (
-    BatchFailed,
-    BatchLost,
-    Finished,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import Finished
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount
 from sloop.runlog.replicas import (
@@ -161,19 +144,19 @@ class RunState:
     def _takers(self) -> dict[type, Callable[[int, Any], None]]:
         """What takes each kind of record that is not on the path of a request."""
         return {
-            BatchFailed: self._fail_batch,
-            StartWorker: self._start_worker,
-            AdoptWorker: self._adopt_replica,
-            WorkerProgressed: self._progress,
-            WorkerReady: self._ready,
-            WorkerCompleted: self._complete,
-            BatchLost: self._lose_batch,
-            ResizeWorker: self._order_resize,
-            WorkerResized: self._resize,
-            StopWorker: self._stop,
-            WorkerStopped: self._stopped,
-            WorkerLost: self._lost,
-            Decided: self.decide,
+            events.BatchFailed: self._fail_batch,
+            actions.StartWorker: self._start_worker,
+            actions.AdoptWorker: self._adopt_replica,
+            events.WorkerProgressed: self._progress,
+            events.WorkerReady: self._ready,
+            events.WorkerCompleted: self._complete,
+            events.BatchLost: self._lose_batch,
+            actions.ResizeWorker: self._order_resize,
+            events.WorkerResized: self._resize,
+            actions.StopWorker: self._stop,
+            events.WorkerStopped: self._stopped,
+            events.WorkerLost: self._lost,
+            actions.Decided: self.decide,
             Unlogged: self._count_unlogged,
         }
 
@@ -361,7 +344,7 @@ class RunState:
 
     # Batches
 
-    def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:
+    def _fail_batch(self, now_ns: int, failed: events.BatchFailed) -> None:
         replica = self.replicas.get(failed.replica)
         if replica is not None and replica.running is not None and replica.running.batch == failed.batch:
             self.failed_batches[replica.group.key] += not failed.is_refusal
@@ -385,13 +368,13 @@ class RunState:
 
     # Replicas
 
-    def _start_worker(self, now_ns: int, start: StartWorker) -> None:
+    def _start_worker(self, now_ns: int, start: actions.StartWorker) -> None:
         if start.replica is None:
             self._start_replica(now_ns, start)
         elif start.replica in self.replicas:
             self._start_shadow(now_ns, self.replicas[start.replica], start)
 
-    def _start_replica(self, now_ns: int, start: StartWorker) -> None:
+    def _start_replica(self, now_ns: int, start: actions.StartWorker) -> None:
         self.cold_starts += 1
         made = self._add_replica(now_ns, start.worker, start.spec, now_ns)
         if start.pipeline is not None:
@@ -404,7 +387,7 @@ class RunState:
                 self.pipelines.unanswered[start.pipeline] = now_ns
             self.pipelines.open[start.pipeline][made.id] = made
 
-    def _adopt_replica(self, now_ns: int, adopted: AdoptWorker) -> None:
+    def _adopt_replica(self, now_ns: int, adopted: actions.AdoptWorker) -> None:
         made = self._add_replica(now_ns, adopted.worker, adopted.spec, -1)
         self.adopted_replicas[made.group.key] += 1
         if adopted.is_ready:
@@ -425,7 +408,7 @@ class RunState:
             group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, shape)
         return group
 
-    def _progress(self, now_ns: int, event: WorkerProgressed) -> None:
+    def _progress(self, now_ns: int, event: events.WorkerProgressed) -> None:
         replica = self.replicas.get(event.worker)
         if replica is not None:
             self._end_step(now_ns, replica)
@@ -436,7 +419,7 @@ class RunState:
             self.cold_start_ns[(*replica.group.key, replica.step)].append(now_ns - replica.step_ns)
         replica.step = ""
 
-    def _ready(self, now_ns: int, event: WorkerReady) -> None:
+    def _ready(self, now_ns: int, event: events.WorkerReady) -> None:
         replica, pair = self.replicas.get(event.worker), self.shadows.bodies.get(event.worker)
         if pair is not None and pair.shadow is not None:
             self._set_shape(pair, pair.shadow.spec.shape)
@@ -457,7 +440,7 @@ class RunState:
             self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
         replica.life, replica.since_ns, replica.has_served = Life.READY, now_ns, True
 
-    def _complete(self, now_ns: int, event: WorkerCompleted) -> None:
+    def _complete(self, now_ns: int, event: events.WorkerCompleted) -> None:
         """A part of a pipeline has all layers; when all parts have, they are replicas of their own."""
         replica = self.replicas.get(event.worker)
         if replica is None or replica.part is None or not replica.has_started:
@@ -497,19 +480,19 @@ class RunState:
             elif each.part is not None and each.life is Life.READY:
                 each.life, each.since_ns = Life.STARTING, now_ns
 
-    def _lose_batch(self, now_ns: int, event: BatchLost) -> None:
+    def _lose_batch(self, now_ns: int, event: events.BatchLost) -> None:
         replica = self.replicas.get(event.replica)
         if replica is not None and replica.running is not None and replica.running.batch == event.batch:
             self._break_pipeline(now_ns, replica)
             self._requeue(now_ns, replica, "worker")
 
-    def _order_resize(self, now_ns: int, order: ResizeWorker) -> None:
+    def _order_resize(self, now_ns: int, order: actions.ResizeWorker) -> None:
         replica = self.replicas.get(order.worker)
         if replica is not None:
             replica.wanted_cores, replica.resize_ns = order.cores, now_ns
             self.cost.grow(now_ns, order.worker, replica.all_cores(order.cores))
 
-    def _resize(self, now_ns: int, event: WorkerResized) -> None:
+    def _resize(self, now_ns: int, event: events.WorkerResized) -> None:
         replica = self.replicas.get(event.worker)
         if replica is None:
             return
@@ -522,7 +505,7 @@ class RunState:
             self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
             replica.resize_ns = 0
 
-    def _start_shadow(self, now_ns: int, replica: ReplicaRecord, order: StartWorker) -> None:
+    def _start_shadow(self, now_ns: int, replica: ReplicaRecord, order: actions.StartWorker) -> None:
         self.shadows.count += 1
         self.shadows.bodies[order.worker] = replica
         replica.shadow = order
@@ -549,7 +532,7 @@ class RunState:
                 self._resized.add(replica.running.batch)
             replica.group = self._group(replica.spec, replica.group.slot, shape)
 
-    def _stop(self, now_ns: int, order: StopWorker) -> None:
+    def _stop(self, now_ns: int, order: actions.StopWorker) -> None:
         replica, pair = self.replicas.get(order.worker), self.shadows.bodies.get(order.worker)
         if pair is not None:
             self._set_shape(pair, ALONE)
@@ -562,11 +545,11 @@ class RunState:
         if replica.life is not Life.DRAINING:
             replica.life, replica.since_ns = Life.DRAINING, now_ns
 
-    def _stopped(self, now_ns: int, event: WorkerStopped) -> None:
+    def _stopped(self, now_ns: int, event: events.WorkerStopped) -> None:
         if not self._shadow_gone(now_ns, event.worker):
             self._forget(now_ns, event.worker)
 
-    def _lost(self, now_ns: int, event: WorkerLost) -> None:
+    def _lost(self, now_ns: int, event: events.WorkerLost) -> None:
         if self._shadow_gone(now_ns, event.worker):
             self.shadows.lost += 1
             return
@@ -584,7 +567,7 @@ class RunState:
             self._break_pipeline(now_ns, replica)
         return replica
 
-    def decide(self, now_ns: int, decided: Decided) -> None:
+    def decide(self, now_ns: int, decided: actions.Decided) -> None:
         """Take the plan in force and replicas that drain from a decision."""
         if decided.plan is not None:
             self.plan, self.plan_ns = decided.plan, now_ns

@@ -22,43 +22,10 @@ from typing import Any, Final, NoReturn, Protocol
 
 from msgspec import structs
 
-from sloop.actions import (
-    AcquireNode,
-    AdoptWorker,
-    Assigned,
-    CancelTransfer,
-    Decided,
-    End,
-    Evict,
-    ReleaseNode,
-    ResizeWorker,
-    Rollout,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-    Transfer,
-    VersionState,
-)
+from sloop import actions, events
+from sloop.actions import End, StartBatch, VersionState
 from sloop.app.application import Application
-from sloop.events import (
-    BatchFailed,
-    BatchLost,
-    Cancelled,
-    Deployed,
-    Finished,
-    KeptWorker,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import Finished
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.sim.walk import DeclaredStages, Place, Walk
@@ -287,7 +254,7 @@ class CheckedReplica:
         """The number of pending resizes."""
         self.shape = ALONE
         """In effect."""
-        self.shadow: StartWorker | None = None
+        self.shadow: actions.StartWorker | None = None
         """The order of the shadow that has room on the node."""
         self.shadow_bytes = 0
         self.shadow_parts = False
@@ -371,7 +338,7 @@ class CheckedNode:
         """What it keeps of the weights of models."""
         self.said: set[ModelWeights] = set()
         """What it has, as it says when it joins; the core counts on them as far as the node has memory."""
-        self.arriving: dict[TransferId, Transfer] = {}
+        self.arriving: dict[TransferId, actions.Transfer] = {}
         """The transfers to it."""
         self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
         self.replicas: dict[ReplicaId, CheckedReplica] = {}
@@ -681,7 +648,7 @@ class Checkers:
         self._last_worker = WorkerId(-1)
         self._last_transfer = TransferId(-1)
         self._pipelines: dict[WorkerId, CheckedPipeline] = {}
-        self._kept: dict[int, KeptWorker] = {}
+        self._kept: dict[int, events.KeptWorker] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
         """In this step."""
@@ -701,34 +668,34 @@ class Checkers:
         return {
             Request: self._arrived,
             Finished: self._finished,
-            BatchFailed: self._batch_failed,
-            WorkerProgressed: self._progressed,
-            WorkerReady: self._ready,
-            WorkerCompleted: self._completed,
-            BatchLost: self._batch_lost,
-            WorkerLost: self._lost,
-            WorkerStopped: self._stopped,
-            WorkerResized: self._resized,
-            NodeReady: self._node_ready,
-            NodeLost: self._node_lost,
-            NodeReleased: self._node_released,
-            Transferred: self._transferred,
-            TransferFailed: self._transfer_failed,
-            Deployed: self._deployed,
-            Assigned: self._assigned,
-            Rollout: self._rolled_out,
+            events.BatchFailed: self._batch_failed,
+            events.WorkerProgressed: self._progressed,
+            events.WorkerReady: self._ready,
+            events.WorkerCompleted: self._completed,
+            events.BatchLost: self._batch_lost,
+            events.WorkerLost: self._lost,
+            events.WorkerStopped: self._stopped,
+            events.WorkerResized: self._resized,
+            events.NodeReady: self._node_ready,
+            events.NodeLost: self._node_lost,
+            events.NodeReleased: self._node_released,
+            events.Transferred: self._transferred,
+            events.TransferFailed: self._transfer_failed,
+            events.Deployed: self._deployed,
+            actions.Assigned: self._assigned,
+            actions.Rollout: self._rolled_out,
             StartBatch: self._start_batch,
             End: self._end,
-            StartWorker: self._start_replica,
-            AdoptWorker: self._adopt_replica,
-            StopWorker: self._stop_replica,
-            ResizeWorker: self._resize_replica,
-            AcquireNode: self._acquire_node,
-            ReleaseNode: self._release_node,
-            Transfer: self._transfer,
-            CancelTransfer: self._cancel_transfer,
-            Evict: self._evict,
-            Decided: self._decided,
+            actions.StartWorker: self._start_replica,
+            actions.AdoptWorker: self._adopt_replica,
+            actions.StopWorker: self._stop_replica,
+            actions.ResizeWorker: self._resize_replica,
+            actions.AcquireNode: self._acquire_node,
+            actions.ReleaseNode: self._release_node,
+            actions.Transfer: self._transfer,
+            actions.CancelTransfer: self._cancel_transfer,
+            actions.Evict: self._evict,
+            actions.Decided: self._decided,
         }
 
     @property
@@ -851,7 +818,7 @@ class Checkers:
         else:
             self._unassigned = request
 
-    def _assigned(self, choice: Assigned) -> None:
+    def _assigned(self, choice: actions.Assigned) -> None:
         request, version = self._unassigned, self._state.versions.get(choice.application)
         if request is None or request.id != choice.request:
             self._fail("a request is assigned that has not just arrived")
@@ -879,7 +846,7 @@ class Checkers:
         if replica is not None and replica.batch == event.batch:
             self._done = self._state.pass_on(self._now_ns, replica, event)
 
-    def _batch_failed(self, event: BatchFailed) -> None:
+    def _batch_failed(self, event: events.BatchFailed) -> None:
         replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
             self._state.fail(replica)
@@ -958,7 +925,7 @@ class Checkers:
             if self._now_ns <= entry.deadline_ns:
                 self._fail("late, before its deadline")
         elif outcome is REJECTED:
-            is_refused = isinstance(self._event, BatchFailed) and self._event.is_refusal
+            is_refused = isinstance(self._event, events.BatchFailed) and self._event.is_refusal
             is_new = isinstance(self._event, Request) and self._event.id == entry.request.id
             if not is_new and not is_refused:
                 if not (entry.patient_ns and entry.version.is_waking):
@@ -974,7 +941,7 @@ class Checkers:
         if outcome is FAILED:
             if not self._may_fail(entry):
                 self._fail("failed, but never in a batch with no other request")
-        elif entry.version.only is not None and not entry.waiting and not isinstance(self._event, Cancelled):
+        elif entry.version.only is not None and not entry.waiting and not isinstance(self._event, events.Cancelled):
             running = next((replica for replica in self._state.replicas.values() if replica.runs(entry)), None)
             if running is None:
                 self._fail("dropped while it neither waited nor ran")
@@ -990,14 +957,14 @@ class Checkers:
 
     # Versions and plans
 
-    def _deployed(self, event: Deployed) -> None:
+    def _deployed(self, event: events.Deployed) -> None:
         key = version_key(event.application, event.version)
         rules = self._later.get(key)
         if rules is None:
             self._fail(f"nobody has declared {key}")
         self._state.deploy(rules, VersionState.STARTING)
 
-    def _rolled_out(self, note: Rollout) -> None:
+    def _rolled_out(self, note: actions.Rollout) -> None:
         version = next(
             (each for each in self._state.versions_of(note.application) if each.version == note.version), None
         )
@@ -1016,7 +983,7 @@ class Checkers:
                 self._fail(f"a version retires that has open requests {opened}")
             state.end(version)
 
-    def _decided(self, note: Decided) -> None:
+    def _decided(self, note: actions.Decided) -> None:
         if note.plan is not None and note.plan.stages:
             self._follow(note.plan)
         if note.kind == "shortage":
@@ -1029,7 +996,7 @@ class Checkers:
             replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
             replica.draining = True
 
-    def _change_patience(self, note: Decided) -> None:
+    def _change_patience(self, note: actions.Decided) -> None:
         """From now on requests may wait for a start, or may not. A request of this step has come after that: the core
         changes it at a request only if none is open that it would concern."""
         version = self._only or self._state.versions[note.application]
@@ -1082,7 +1049,7 @@ class Checkers:
 
     # Weights
 
-    def _transfer(self, order: Transfer) -> None:
+    def _transfer(self, order: actions.Transfer) -> None:
         """Who sends weights has them; who receives them is there and has the memory."""
         nodes = self._state.nodes
         if order.transfer <= self._last_transfer:
@@ -1104,7 +1071,7 @@ class Checkers:
             if excess:
                 self._fail(excess)
 
-    def _check_rest(self, order: Transfer, node: CheckedNode) -> None:
+    def _check_rest(self, order: actions.Transfer, node: CheckedNode) -> None:
         """Layers come to the parts of a pipeline once, or again after a transfer that has failed."""
         for id in order.completes:
             replica = node.replicas.get(id)
@@ -1120,7 +1087,7 @@ class Checkers:
                 self._fail(f"replica {id} does not need these layers")
             replica.rest = order.transfer
 
-    def _transferred(self, event: Transferred) -> None:
+    def _transferred(self, event: events.Transferred) -> None:
         node = self._state.nodes.get(event.node)
         order = node.arriving.pop(event.transfer, None) if node is not None else None
         if node is None or order is None or not order.is_kept:
@@ -1133,12 +1100,12 @@ class Checkers:
             if replica.weights is not None and (is_completed or replica.transfer == order.transfer):
                 node.files.add(replica.weights)
 
-    def _transfer_failed(self, event: TransferFailed) -> None:
+    def _transfer_failed(self, event: events.TransferFailed) -> None:
         node = self._state.nodes.get(event.node)
         if node is not None:
             node.arriving.pop(event.transfer, None)
 
-    def _cancel_transfer(self, order: CancelTransfer) -> None:
+    def _cancel_transfer(self, order: actions.CancelTransfer) -> None:
         """Only a transfer that is under way is cancelled, and for which no replica of the node waits."""
         node = self._state.nodes.get(order.node)
         if node is None or node.arriving.pop(order.transfer, None) is None:
@@ -1146,7 +1113,7 @@ class Checkers:
         if any(order.transfer in (each.transfer, each.rest) for each in node.replicas.values()):
             self._fail(f"transfer {order.transfer} to {order.node} is cancelled while a replica needs it")
 
-    def _evict(self, order: Evict) -> None:
+    def _evict(self, order: actions.Evict) -> None:
         """Only what is there and not in use is evicted."""
         node = self._state.nodes.get(order.node)
         if node is None or order.weights not in node.files | node.said:
@@ -1162,7 +1129,7 @@ class Checkers:
 
     # Replicas and nodes
 
-    def _ready(self, event: WorkerReady) -> None:
+    def _ready(self, event: events.WorkerReady) -> None:
         pair = self._state.shadows.get(event.worker)
         if pair is not None and not pair.shadow_parts:
             self._set_shape(pair, pair.shadow.spec.shape if pair.shadow is not None else ALONE)
@@ -1180,7 +1147,7 @@ class Checkers:
                 for member in pipeline.members.values():
                     member.ready = True
 
-    def _completed(self, event: WorkerCompleted) -> None:
+    def _completed(self, event: events.WorkerCompleted) -> None:
         """A part has all layers. When all parts of its pipeline have, it is over; without one the part is ready."""
         replica = self._state.replicas.get(event.worker)
         if replica is None or replica.part is None:
@@ -1194,7 +1161,7 @@ class Checkers:
         elif all(member.part is None for member in pipeline.members.values()):
             self._state.dissolve(pipeline)
 
-    def _batch_lost(self, event: BatchLost) -> None:
+    def _batch_lost(self, event: events.BatchLost) -> None:
         """The batch is not to blame: its requests wait as before they began."""
         replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
@@ -1202,7 +1169,7 @@ class Checkers:
                 self._state.dissolve(replica.pipeline)
             self._state.lose(replica, is_blamed=False)
 
-    def _progressed(self, event: WorkerProgressed) -> None:
+    def _progressed(self, event: events.WorkerProgressed) -> None:
         replica = self._state.replicas.get(event.worker)
         if replica is not None and replica.weights is not None and event.step != FETCHING:
             self._check_arrived(replica)
@@ -1213,11 +1180,11 @@ class Checkers:
         if node is not None and replica.transfer in node.arriving and not replica.stopping:
             self._fail(f"the replica goes on before transfer {replica.transfer} has brought its weights")
 
-    def _lost(self, event: WorkerLost) -> None:
+    def _lost(self, event: events.WorkerLost) -> None:
         self._shadow_gone(event.worker)
         self._state.forget(event.worker, has_died=True)
 
-    def _stopped(self, event: WorkerStopped) -> None:
+    def _stopped(self, event: events.WorkerStopped) -> None:
         self._shadow_gone(event.worker)
         self._state.forget(event.worker, has_died=False)
 
@@ -1227,7 +1194,7 @@ class Checkers:
             replica.shadow, replica.shadow_bytes, replica.shadow_parts = None, 0, False
             self._set_shape(replica, ALONE)
 
-    def _resized(self, event: WorkerResized) -> None:
+    def _resized(self, event: events.WorkerResized) -> None:
         replica = self._state.replicas.get(event.worker)
         if replica is not None:
             replica.cores = event.cores
@@ -1241,7 +1208,7 @@ class Checkers:
         replica.shape = shape
         self._limit(replica)
 
-    def _start_shadow(self, order: StartWorker, id: ReplicaId) -> None:
+    def _start_shadow(self, order: actions.StartWorker, id: ReplicaId) -> None:
         """A shadow is for a ready replica that has none, on a node with room for both."""
         replica, wanted = self._state.replicas.get(id) or self._unknown(id), order.spec.shadow
         if not replica.ready or replica.draining:
@@ -1263,7 +1230,7 @@ class Checkers:
         replica.shadow_parts = True
         self._set_shape(replica, ALONE)
 
-    def _start_replica(self, order: StartWorker) -> None:
+    def _start_replica(self, order: actions.StartWorker) -> None:
         self._number(order.worker)
         if order.replica is not None:
             self._start_shadow(order, order.replica)
@@ -1284,7 +1251,7 @@ class Checkers:
         if version.provides:
             self._check_provided(order, node)
 
-    def _join(self, order: StartWorker, first: WorkerId) -> None:
+    def _join(self, order: actions.StartWorker, first: WorkerId) -> None:
         """A replica starts as the next part of its pipeline."""
         shape = order.spec.shape
         pipeline, held = self._pipelines.setdefault(first, CheckedPipeline(shape)), [each.layers for each in shape]
@@ -1297,7 +1264,7 @@ class Checkers:
         pipeline.members[order.worker] = replica
         replica.part, replica.pipeline = shape[order.place], pipeline
 
-    def _check_provided(self, order: StartWorker, node: CheckedNode) -> None:
+    def _check_provided(self, order: actions.StartWorker, node: CheckedNode) -> None:
         """The weights of a start are on its node, or it waits for a transfer that brings them there."""
         replica, weights = self._state.replicas[order.worker], self._weights[profile_key(order.spec)]
         replica.weights, replica.transfer = weights, order.transfer
@@ -1317,7 +1284,7 @@ class Checkers:
             self._fail(f"worker {id} after worker {self._last_worker}")
         self._last_worker = id
 
-    def _adopt_replica(self, order: AdoptWorker) -> None:
+    def _adopt_replica(self, order: actions.AdoptWorker) -> None:
         """A replica that a node has kept is taken over once, and told to stop in the same step if it is of no use."""
         self._number(order.worker)
         kept = self._kept.pop(order.number, None)
@@ -1328,12 +1295,12 @@ class Checkers:
         self._adopted.append(order.worker)
         self._is_adopting = True
 
-    def _begin_replica(self, order: StartWorker | AdoptWorker) -> None:
+    def _begin_replica(self, order: actions.StartWorker | actions.AdoptWorker) -> None:
         replica = self._state.start(order.worker, order.spec)
         profile = self._profiles.get(profile_key(order.spec))
         replica.size_max = profile.max_batch if profile is not None else 0
         self._limit(replica)
-        if isinstance(order, StartWorker):
+        if isinstance(order, actions.StartWorker):
             self._check_node(order.spec)
 
     def _check_adopted(self) -> None:
@@ -1352,7 +1319,7 @@ class Checkers:
             if misfit:
                 self._fail(f"replica {id} is adopted: {misfit}")
 
-    def _stop_replica(self, order: StopWorker) -> None:
+    def _stop_replica(self, order: actions.StopWorker) -> None:
         pair = self._state.shadows.get(order.worker)
         if pair is not None:
             self._stop_shadow(pair)
@@ -1364,7 +1331,7 @@ class Checkers:
         if replica.batch is not None:  # a replica whose batch is stuck: the core reuses its cores at once
             self._state.forget(order.worker, has_died=True)
 
-    def _resize_replica(self, order: ResizeWorker) -> None:
+    def _resize_replica(self, order: actions.ResizeWorker) -> None:
         replica = self._state.replicas.get(order.worker) or self._unknown(order.worker)
         if order.cores <= 0:
             self._fail("a replica without cores")
@@ -1382,7 +1349,7 @@ class Checkers:
         if excess:
             self._fail(excess)
 
-    def _node_ready(self, event: NodeReady) -> None:
+    def _node_ready(self, event: events.NodeReady) -> None:
         node = self._state.nodes.get(event.node.name)
         if node is None:
             node = self._state.nodes[event.node.name] = CheckedNode(event.node)
@@ -1392,21 +1359,21 @@ class Checkers:
         self._kept = {kept.number: kept for kept in event.kept}
         self._is_adopting = bool(self._kept)
 
-    def _node_lost(self, event: NodeLost) -> None:
+    def _node_lost(self, event: events.NodeLost) -> None:
         node = self._state.nodes.get(event.node)
         if node is not None:
             node.state = NodeState.LOST
             node.empty()
             node.discharge(self._now_ns)
 
-    def _node_released(self, event: NodeReleased) -> None:
+    def _node_released(self, event: events.NodeReleased) -> None:
         node = self._state.nodes.get(event.node)
         if node is not None and node.state is NodeState.RELEASING:
             node.state = NodeState.RELEASED
             node.empty()
             node.discharge(self._now_ns)
 
-    def _acquire_node(self, order: AcquireNode) -> None:
+    def _acquire_node(self, order: actions.AcquireNode) -> None:
         node = self._state.nodes.get(order.node)
         if node is None or not node.node.on_demand:
             self._fail("an order for a node that cannot be acquired")
@@ -1415,7 +1382,7 @@ class Checkers:
         node.state = NodeState.ACQUIRING
         node.charge(self._now_ns)
 
-    def _release_node(self, order: ReleaseNode) -> None:
+    def _release_node(self, order: actions.ReleaseNode) -> None:
         node = self._state.nodes.get(order.node)
         if node is None or not node.node.on_demand or node.state is not NodeState.READY:
             self._fail("an order to release a node that is not there, or not on demand")

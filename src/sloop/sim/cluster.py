@@ -11,50 +11,10 @@ from itertools import count
 
 from msgspec import Struct, field, structs
 
-from sloop.actions import (
-    AcquireNode,
-    Action,
-    CancelTransfer,
-    Evict,
-    ReleaseNode,
-    ResizeWorker,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-    Transfer,
-)
-from sloop.events import (
-    WOKE,
-    BatchFailed,
-    BatchLost,
-    BatchSilent,
-    Event,
-    Finished,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    Planned,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
-from sloop.sim.happenings import (
-    BatchHappening,
-    Crashed,
-    DeviceDue,
-    Happening,
-    InternalEvent,
-    NodeFailed,
-    Outage,
-    PendingHappening,
-    TransfersDue,
-    WorkerHappening,
-)
+from sloop import actions, events
+from sloop.actions import Action, StartBatch
+from sloop.events import Event, Finished
+from sloop.sim import happenings
 from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, SimulatedPipeline
 from sloop.sim.replicas import EndsLater, LocalStart, SimulatedReplica, SimulatedShadow, Truths
 from sloop.sim.truth.cold_start import FETCHING, LOADING, SPAWNING, WARM_NS, AcquisitionSampler, SpareWorkers
@@ -113,7 +73,7 @@ class Cluster:
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
         self._shadows: dict[WorkerId, SimulatedShadow] = {}
         self._nodes = {node.name: SimulatedNode(node) for node in nodes}
-        self.pending: list[PendingHappening] = []
+        self.pending: list[happenings.PendingHappening] = []
         self.void: set[int] = set()
         """Sequence numbers of cancelled entries."""
         self._awaiting: dict[tuple[TransferId, str], list[ReplicaId]] = {}
@@ -129,9 +89,9 @@ class Cluster:
         """The replicas whose batches run on shared devices."""
         self._out_until_ns: dict[str, int] = {}
         """By node, until when it cannot be acquired."""
-        self._push(FOREVER_NS, WOKE)
+        self._push(FOREVER_NS, events.WOKE)
         if self._rates.outage_at_s:
-            self._push(s(self._rates.outage_at_s), Outage())
+            self._push(s(self._rates.outage_at_s), happenings.Outage())
         for node in self._nodes.values():
             if node.state is NodeState.READY:
                 self._plan_failure(0, node)
@@ -164,62 +124,62 @@ class Cluster:
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
-        if isinstance(order, StartWorker):
+        if isinstance(order, actions.StartWorker):
             body = self._replicas.get(order.replica) if order.replica is not None else None
             if order.replica is None:
                 self._start(now_ns, order)
             elif body is not None:
                 self._start_shadow(now_ns, order, body)
-        elif isinstance(order, StopWorker):
+        elif isinstance(order, actions.StopWorker):
             shadow = self._shadows.get(order.worker)
             if shadow is None:
                 self._stop(now_ns, order.worker)
             else:
                 self._stop_shadow(now_ns, shadow)
-        elif isinstance(order, ResizeWorker):
+        elif isinstance(order, actions.ResizeWorker):
             replica = self._replicas.get(order.worker)
             if replica is not None:
                 replica.resized_ns = max(replica.resized_ns, now_ns + replica.truths.resize.draw_ns())
-                self._push(replica.resized_ns, WorkerResized(order.worker, order.cores))
-        elif isinstance(order, AcquireNode):
+                self._push(replica.resized_ns, events.WorkerResized(order.worker, order.cores))
+        elif isinstance(order, actions.AcquireNode):
             self._acquire(now_ns, self._nodes[order.node])
-        elif isinstance(order, ReleaseNode):
+        elif isinstance(order, actions.ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
-        elif isinstance(order, Transfer | CancelTransfer | Evict):
+        elif isinstance(order, actions.Transfer | actions.CancelTransfer | actions.Evict):
             self._move_weights(now_ns, order)
 
-    def deliver_plan(self, now_ns: int, planned: Planned) -> None:
+    def deliver_plan(self, now_ns: int, planned: events.Planned) -> None:
         """The core is told a plan when the time that planning takes has passed."""
         is_first = self._truths.is_warm and now_ns < WARM_NS
         self._push(now_ns if is_first else now_ns + self._truths.plan_ns, planned)
 
-    def happen(self, now_ns: int, sequence: int, event: Happening) -> Event | None:
+    def happen(self, now_ns: int, sequence: int, event: happenings.Happening) -> Event | None:
         """Apply a pending entry. Returns the event for the core, or None."""
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, InternalEvent):
+        if isinstance(event, happenings.InternalEvent):
             return self._happen_within(now_ns, sequence, event)
-        if isinstance(event, NodeReady):
+        if isinstance(event, events.NodeReady):
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, WorkerHappening):
+        elif isinstance(event, happenings.WorkerHappening):
             return self._happen_to(now_ns, event)
-        elif isinstance(event, WorkerStopped):
+        elif isinstance(event, events.WorkerStopped):
             shadow = self._shadows.get(event.worker)
             if shadow is not None:
                 shadow.pending = -1
                 self._forget_shadow(shadow)
-        elif isinstance(event, BatchHappening):
+        elif isinstance(event, happenings.BatchHappening):
             replica = self._replicas.get(event.replica)
             if replica is None:
                 return None
-            if isinstance(event, BatchFailed):
+            if isinstance(event, events.BatchFailed):
                 self._leave_device(now_ns, replica)
         return event
 
-    def _happen_to(self, now_ns: int, event: WorkerHappening) -> Event | None:
+    def _happen_to(self, now_ns: int, event: happenings.WorkerHappening) -> Event | None:
         """Apply an entry about a worker, if it is there."""
         replica = self._replicas.get(event.worker)
         if replica is None:
@@ -227,28 +187,28 @@ class Cluster:
             if shadow is None:
                 return None
             self._shadow_ready(now_ns, shadow)
-        elif isinstance(event, WorkerResized):
+        elif isinstance(event, events.WorkerResized):
             return self._resize_now(now_ns, replica, event)
-        elif isinstance(event, WorkerCompleted):
+        elif isinstance(event, events.WorkerCompleted):
             return self._complete(now_ns, replica, event)
-        elif isinstance(event, WorkerReady):
+        elif isinstance(event, events.WorkerReady):
             self._plan_crash(now_ns, event.worker, replica)
         return event
 
     def _fall_silent(self, now_ns: int, batch: BatchId, replica: ReplicaId) -> None:
         """From now on the worker that runs a batch hangs."""
         for silent_ns in SILENCES_NS:
-            self._push(now_ns + silent_ns, BatchSilent(batch, replica, silent_ns))
+            self._push(now_ns + silent_ns, events.BatchSilent(batch, replica, silent_ns))
 
-    def _happen_within(self, now_ns: int, sequence: int, event: InternalEvent) -> Finished | None:
+    def _happen_within(self, now_ns: int, sequence: int, event: happenings.InternalEvent) -> Finished | None:
         """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
-        if isinstance(event, DeviceDue):
+        if isinstance(event, happenings.DeviceDue):
             return self._end_on(now_ns, sequence, event)
-        if isinstance(event, NodeFailed):
+        if isinstance(event, happenings.NodeFailed):
             self._lose_node(now_ns, self._nodes[event.node])
-        elif isinstance(event, Outage):
+        elif isinstance(event, happenings.Outage):
             self._begin_outage(now_ns)
-        elif isinstance(event, Crashed):
+        elif isinstance(event, happenings.Crashed):
             shadow = self._shadows.get(event.worker)
             if shadow is None:
                 self._lose(now_ns, event.worker, "the worker process died")
@@ -268,13 +228,17 @@ class Cluster:
         lost."""
         self._healed = True
         self._touches_batches = False
-        self.void.update(entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Outage | Crashed))
+        self.void.update(
+            entry[1]
+            for entry in self.pending
+            if isinstance(entry[2], happenings.NodeFailed | happenings.Outage | happenings.Crashed)
+        )
         for node in self._nodes.values():
             if node.state is NodeState.LOST and not node.node.on_demand:
                 self.void.add(node.pending)
-                self._push(now_ns, NodeReady(node.node))
+                self._push(now_ns, events.NodeReady(node.node))
 
-    def _push(self, at_ns: int, event: Happening) -> int:
+    def _push(self, at_ns: int, event: happenings.Happening) -> int:
         sequence = next(self._sequences)
         heappush(self.pending, (at_ns, sequence, event))
         return sequence
@@ -283,14 +247,14 @@ class Cluster:
         """Schedule the crash of a replica that is ready now."""
         mean_s = self._rates.crash_mtbf_s
         if mean_s > 0.0 and not self._healed:
-            self._push(now_ns + replica.truths.faults.after_ns("crash", mean_s), Crashed(id))
+            self._push(now_ns + replica.truths.faults.after_ns("crash", mean_s), happenings.Crashed(id))
 
     def _plan_failure(self, now_ns: int, node: SimulatedNode) -> None:
         """Schedule the failure of a node that is ready now."""
         mean_s = self._rates.node_mtbf_s
         if mean_s > 0.0 and not self._healed:
             at_ns = now_ns + self._truths.faults.after_ns("node", mean_s)
-            node.pending = self._push(at_ns, NodeFailed(node.node.name))
+            node.pending = self._push(at_ns, happenings.NodeFailed(node.node.name))
 
     def _start_with_faults(self, now_ns: int, order: StartBatch, replica: SimulatedReplica, service_ns: int) -> None:
         """`start_batch` for worlds with faults in batches or in their completion messages."""
@@ -303,12 +267,12 @@ class Cluster:
         if replica.sharing is not None:
             self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, None))
         if rates.touches_requests and faults.strikes_any("deadly_request", rates.deadly_request, order):
-            self._push(now_ns + faults.within_ns("deadly_request", service_ns), Crashed(order.replica))
+            self._push(now_ns + faults.within_ns("deadly_request", service_ns), happenings.Crashed(order.replica))
             return
         is_bad = rates.touches_requests and faults.strikes_any("bad_request", rates.bad_request, order)
         if is_bad or faults.strikes("failed_batch", rates.failed_batch):
             at_ns = now_ns + faults.within_ns("failed_batch", service_ns)
-            self._push(at_ns, BatchFailed(order.batch, order.replica, "the model raised"))
+            self._push(at_ns, events.BatchFailed(order.batch, order.replica, "the model raised"))
             return
         if faults.strikes("lost_finished", rates.lost_finished):
             self._fall_silent(now_ns + service_ns, order.batch, order.replica)
@@ -329,7 +293,7 @@ class Cluster:
         if again_ns is not None:
             self._push(end_ns + again_ns, finished)
 
-    def _start(self, now_ns: int, order: StartWorker) -> None:
+    def _start(self, now_ns: int, order: actions.StartWorker) -> None:
         spec, id = order.spec, order.worker
         truths = self._truths.stages[spec.stage]
         self._replicas[id] = replica = SimulatedReplica(spec, truths)
@@ -365,7 +329,7 @@ class Cluster:
         if order.transfer is not None:
             self._awaiting.setdefault((order.transfer, spec.node or ""), []).append(id)
         self._replicas[id].start = start
-        self._push(now_ns, WorkerProgressed(id, FETCHING))
+        self._push(now_ns, events.WorkerProgressed(id, FETCHING))
         self._await_transfers(now_ns)
 
     def _load_there(self, now_ns: int, id: ReplicaId, start: LocalStart, *, is_warm: bool = False) -> None:
@@ -386,13 +350,13 @@ class Cluster:
         """A replica whose weights are on its node goes through these steps, each with its length, and is ready."""
         crash_ns, ready_ns = start.crash_ns, start.length_ns - start.saved_ns
         if crash_ns is not None and not self._healed:
-            self._push(now_ns + crash_ns * ready_ns // max(1, start.length_ns), Crashed(id))
+            self._push(now_ns + crash_ns * ready_ns // max(1, start.length_ns), happenings.Crashed(id))
         at_ns = now_ns
         for step, length_ns in steps:
             if length_ns:
-                self._push(at_ns, WorkerProgressed(id, step))
+                self._push(at_ns, events.WorkerProgressed(id, step))
             at_ns += length_ns
-        self._push(now_ns + ready_ns, WorkerReady(id))
+        self._push(now_ns + ready_ns, events.WorkerReady(id))
 
     def _with_spare(self, now_ns: int, id: ReplicaId, start: LocalStart) -> LocalStart:
         """The start, without the process if a spare worker of the node is there for it."""
@@ -411,7 +375,7 @@ class Cluster:
             order = arrival.transfer
             if order is not None:
                 for node in arrival.receivers:
-                    self._push(now_ns, Transferred(order.transfer, node))
+                    self._push(now_ns, events.Transferred(order.transfer, node))
                     own = self._awaiting.pop((order.transfer, node), [])
                     if order.completes and order.is_kept:
                         for spec in [self._replicas[id].spec for id in own if id in self._replicas]:
@@ -432,26 +396,26 @@ class Cluster:
         else:
             self._load_there(now_ns, id, start)
 
-    def _move_weights(self, now_ns: int, order: Transfer | CancelTransfer | Evict) -> None:
+    def _move_weights(self, now_ns: int, order: actions.Transfer | actions.CancelTransfer | actions.Evict) -> None:
         """Execute an order about weights."""
         weights = self._truths.weights
         assert weights is not None, "the core orders transfers in a world without weights"
-        if isinstance(order, Transfer):
+        if isinstance(order, actions.Transfer):
             self._transfer(now_ns, order, weights)
-        elif isinstance(order, CancelTransfer):
+        elif isinstance(order, actions.CancelTransfer):
             self._awaiting.pop((order.transfer, order.node), None)
             if weights.cancel(now_ns, order.transfer, order.node):
                 self._await_transfers(now_ns)
         else:
             weights.evict(order.node, order.weights)
 
-    def _transfer(self, now_ns: int, order: Transfer, weights: WeightPlaces) -> None:
+    def _transfer(self, now_ns: int, order: actions.Transfer, weights: WeightPlaces) -> None:
         """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
         if self._truths.is_warm and now_ns < WARM_NS:
             for node in order.receivers:
                 if order.is_kept and order.weights.layers is None:
                     weights.place(node, order.weights)
-                self._push(now_ns, Transferred(order.transfer, node))
+                self._push(now_ns, events.Transferred(order.transfer, node))
             for id in order.completes:
                 completed = self._replicas.get(id)
                 if completed is not None:
@@ -478,7 +442,7 @@ class Cluster:
         if weights is None:
             return
         for order, name in weights.lose(now_ns, node):
-            self._push(now_ns, TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
+            self._push(now_ns, events.TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
             self._failed.add((order.transfer, name))
             for id in self._awaiting.pop((order.transfer, name), ()):
                 if id in self._replicas and self._replicas[id].start is not None:  # else a part that serves
@@ -488,7 +452,7 @@ class Cluster:
     def _await_transfers(self, at_ns: int) -> None:
         """Look at the transfers at this instant, so that all that begin or end until then get their rates together."""
         if at_ns < self._transfers_due[0]:
-            self._transfers_due = at_ns, self._push(at_ns, TransfersDue())
+            self._transfers_due = at_ns, self._push(at_ns, happenings.TransfersDue())
 
     def _forget_weights(self, now_ns: int, id: ReplicaId) -> None:
         """A replica is gone, and does not wait for its weights any more."""
@@ -523,9 +487,9 @@ class Cluster:
         if found is None:
             device.due = -1, -1
         elif found[0] != device.due[0]:
-            device.due = found[0], self._push(found[0], DeviceDue(key))
+            device.due = found[0], self._push(found[0], happenings.DeviceDue(key))
 
-    def _end_on(self, now_ns: int, sequence: int, due: DeviceDue) -> Finished | None:
+    def _end_on(self, now_ns: int, sequence: int, due: happenings.DeviceDue) -> Finished | None:
         """The next batch of a device ends."""
         device = self._devices[due.device]
         if sequence != device.due[1]:
@@ -594,9 +558,11 @@ class Cluster:
         replica.rest_load = loads = RestLoad(from_ns, length_ns)
         if replica.pipeline is not None and replica.part is not None:
             replica.pipeline.load_rest(replica.spec.shape.index(replica.part), loads)
-        self._push(loads.end_ns, WorkerCompleted(id))
+        self._push(loads.end_ns, events.WorkerCompleted(id))
 
-    def _complete(self, now_ns: int, replica: SimulatedReplica, event: WorkerCompleted) -> WorkerCompleted | None:
+    def _complete(
+        self, now_ns: int, replica: SimulatedReplica, event: events.WorkerCompleted
+    ) -> events.WorkerCompleted | None:
         """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
         if replica.part is None:
             return None  # told already: its pipeline broke, and it was sooner than expected
@@ -632,15 +598,15 @@ class Cluster:
             self._leave_pipeline(member)
             if member.rest_load is not None and member.part is not None:
                 member.rest_load.stops_computing(now_ns)
-                self._push(max(now_ns, member.rest_load.end_ns), WorkerCompleted(other))
+                self._push(max(now_ns, member.rest_load.end_ns), events.WorkerCompleted(other))
             end = member.batch_end
             if is_lost and end is not None and end[0] > now_ns:
                 self._abandon_batch(now_ns, member)
-                self._push(now_ns, BatchLost(end[2].batch, other, f"replica {id}, another part of it, is lost"))
+                self._push(now_ns, events.BatchLost(end[2].batch, other, f"replica {id}, another part of it, is lost"))
 
     # Shadows
 
-    def _start_shadow(self, now_ns: int, order: StartWorker, body: SimulatedReplica) -> None:
+    def _start_shadow(self, now_ns: int, order: actions.StartWorker, body: SimulatedReplica) -> None:
         """A spare worker of the node loads the blocks of a shadow."""
         truths, wanted = body.truths, order.spec.shadow
         assert wanted is not None, f"worker {order.worker} is no shadow"
@@ -648,8 +614,8 @@ class Cluster:
         waits_ns = self._truths.spares.take_ns(now_ns, body.spec.node or "")
         length_ns = waits_ns + truths.cold_start.shadow_ns(body.spec, wanted)
         if not self._healed and truths.faults.strikes("failed_shadow", self._rates.failed_shadow):
-            self._push(now_ns + truths.faults.within_ns("failed_shadow", length_ns), Crashed(order.worker))
-        shadow.pending = self._push(now_ns + length_ns, WorkerReady(order.worker))
+            self._push(now_ns + truths.faults.within_ns("failed_shadow", length_ns), happenings.Crashed(order.worker))
+        shadow.pending = self._push(now_ns + length_ns, events.WorkerReady(order.worker))
 
     def _stop_shadow(self, now_ns: int, shadow: SimulatedShadow) -> None:
         """Batches do not use the shadow any more; it stops when the running one is over."""
@@ -661,7 +627,7 @@ class Cluster:
             self.void.add(shadow.pending)
         shadow.is_ready, shadow.is_stopping = False, True
         body.update_speed()
-        shadow.pending = self._push(stops_ns, WorkerStopped(shadow.id))
+        shadow.pending = self._push(stops_ns, events.WorkerStopped(shadow.id))
 
     def _shadow_ready(self, now_ns: int, shadow: SimulatedShadow) -> None:
         """A shadow has loaded its blocks."""
@@ -671,7 +637,7 @@ class Cluster:
         body.update_speed()
         mean_s = self._rates.shadow_mtbf_s
         if mean_s > 0.0 and not self._healed:
-            self._push(now_ns + body.truths.faults.after_ns("shadow", mean_s), Crashed(shadow.id))
+            self._push(now_ns + body.truths.faults.after_ns("shadow", mean_s), happenings.Crashed(shadow.id))
 
     def _lose_shadow(self, now_ns: int, shadow: SimulatedShadow) -> None:
         """A shadow dies. What is left of a batch that uses it takes the body as long as alone."""
@@ -682,7 +648,7 @@ class Cluster:
         if is_used and body.batch_end is not None:
             ratio = body.speed.means_ns[body.size] / before_ns[body.size]
             self._rescale(now_ns, body, body.batch_end, ratio)
-        self._push(now_ns, WorkerLost(shadow.id, "the shadow's process died"))
+        self._push(now_ns, events.WorkerLost(shadow.id, "the shadow's process died"))
 
     def _forget_shadow(self, shadow: SimulatedShadow) -> None:
         """A shadow is gone."""
@@ -691,7 +657,7 @@ class Cluster:
         del self._shadows[shadow.id]
         shadow.body.shadow = None
 
-    def _start_ns(self, now_ns: int, order: StartWorker, truths: Truths) -> int:
+    def _start_ns(self, now_ns: int, order: actions.StartWorker, truths: Truths) -> int:
         """How long a replica takes to start."""
         weights, spec = self._truths.weights, order.spec
         is_local = weights is not None and order.transfer is None and weights.has(spec.node or "", spec)
@@ -704,7 +670,7 @@ class Cluster:
                 self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
-            self._push(now_ns, WorkerStopped(id))
+            self._push(now_ns, events.WorkerStopped(id))
             self._break_pipeline(now_ns, id, replica, is_lost=False)
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
@@ -715,7 +681,7 @@ class Cluster:
                 self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
-            self._push(now_ns, WorkerLost(id, error))
+            self._push(now_ns, events.WorkerLost(id, error))
             self._break_pipeline(now_ns, id, replica, is_lost=True)
 
     def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
@@ -724,15 +690,15 @@ class Cluster:
         is_out = now_ns < self._out_until_ns.get(node.node.name, 0)
         if not self._healed and (is_out or self._truths.faults.strikes("failed_acquire", self._rates.failed_acquire)):
             node.state = NodeState.LOST
-            self._push(at_ns, NodeLost(node.node.name, f"no {node.node.hardware} is available"))
+            self._push(at_ns, events.NodeLost(node.node.name, f"no {node.node.hardware} is available"))
         else:
-            self._push(at_ns, NodeReady(node.node))
+            self._push(at_ns, events.NodeReady(node.node))
 
     def _release(self, now_ns: int, node: SimulatedNode) -> None:
         node.state = NodeState.RELEASED
         self._cancel_failure(node)
         self._lose_weights(now_ns, node.node.name)
-        self._push(now_ns, NodeReleased(node.node.name))
+        self._push(now_ns, events.NodeReleased(node.node.name))
 
     def _begin_outage(self, now_ns: int) -> None:
         """Lose the node with the most replicas, of equal ones the first declared, and plan the next outage."""
@@ -747,20 +713,20 @@ class Cluster:
             self._cancel_failure(node)
             self._out_until_ns[name] = now_ns + length_ns
             self._lose_node(now_ns, node, length_ns)
-        self._push(now_ns + 2 * length_ns, Outage())
+        self._push(now_ns + 2 * length_ns, happenings.Outage())
 
     def _lose_node(self, now_ns: int, node: SimulatedNode, repair_ns: int = -1) -> None:
         """Lose a node and every replica on it. It is repaired after `repair_ns` (-1: as declared), unless it is on
         demand."""
         name, error = node.node.name, f"node {node.node.name} went down"
         node.state, node.pending = NodeState.LOST, -1
-        self._push(now_ns, NodeLost(name, "it went down"))
+        self._push(now_ns, events.NodeLost(name, "it went down"))
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == name]:
             self._lose(now_ns, id, error)
         self._lose_weights(now_ns, name)
         if not node.node.on_demand:
             repair_ns = s(self._rates.node_repair_s) if repair_ns < 0 else repair_ns
-            node.pending = self._push(now_ns + repair_ns, NodeReady(node.node))
+            node.pending = self._push(now_ns + repair_ns, events.NodeReady(node.node))
 
     def _cancel_failure(self, node: SimulatedNode) -> None:
         if node.pending >= 0 and not self._healed:
@@ -774,17 +740,17 @@ class Cluster:
             self.void.add(replica.batch_end[1])
         replica.batch_end = None
 
-    def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: WorkerResized) -> WorkerResized:
+    def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: events.WorkerResized) -> events.WorkerResized:
         truths = replica.truths
         if not self._healed and truths.faults.strikes("refused_resize", self._rates.refused_resize):
-            return WorkerResized(event.worker, replica.slot.cores)
+            return events.WorkerResized(event.worker, replica.slot.cores)
         before_ns = replica.speed.means_ns
         before, replica.slot = replica.slot, structs.replace(replica.slot, cores=event.cores)
         if replica.rest_load is not None and replica.part is not None:
             rest_ns, whole_ns = truths.cold_start.rest_ns, s(1)
             ratio = rest_ns(replica.spec, replica.slot, whole_ns) / rest_ns(replica.spec, before, whole_ns)
             replica.rest_load.rescale(now_ns, ratio)
-            self._push(replica.rest_load.end_ns, WorkerCompleted(event.worker))
+            self._push(replica.rest_load.end_ns, events.WorkerCompleted(event.worker))
         if replica.pipeline is None:
             replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
         replica.update_speed()
@@ -799,7 +765,7 @@ class Cluster:
         return event
 
     def _rescale(
-        self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished | BatchFailed], ratio: float
+        self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished | events.BatchFailed], ratio: float
     ) -> None:
         """Multiply the remaining time of the running batch by `ratio`."""
         if replica.ends is not None:
