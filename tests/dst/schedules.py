@@ -990,7 +990,7 @@ class Audit:
                     return f"{len(stage.queue.visits)} visits wait at {stage.name}, where at most {most} may"
             if application.open_requests and len(application.open_requests) > len(self._opened.by_id):
                 return f"{application.key} keeps requests that have ended"
-        if len(self.state_of.compared_requests) > len(self._opened.by_id):
+        if len(self.state_of._rollouts.in_comparison) > len(self._opened.by_id):
             return "versions are compared by requests that have ended"
         is_due, self._ledger_is_due = self._ledger_is_due, False
         return wrong_devices(self.state_of) or (wrong_ledger(self.state_of) if is_due else "")
@@ -1133,8 +1133,8 @@ def unfinished(core: Core, opened: OpenRequests) -> str:
 
 def _unfinished_version(core: Core, application: ApplicationState) -> str:
     """Why a version is not what its plan says; empty if it is."""
-    key, control = application.key, core.control_of(application.key)
     version = next(each for each in core.versions(application.parts.name) if each.application is application)
+    key, control = application.key, version.control
     if version.state in (VersionState.STARTING, VersionState.RETIRING):
         return f"{key} is {version.state}"
     if control.is_resting or control.is_frozen:
@@ -1171,7 +1171,7 @@ def unreleased(core: Core) -> str:
         ("applications", state.applications),
         ("replicas", state.replicas),
         ("reservations", state.ledger.reservations),
-        ("compared requests", core.compared_requests),
+        ("compared requests", core._rollouts.in_comparison),
         ("policies", core.planner.policies),
     ):
         if left:

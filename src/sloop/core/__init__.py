@@ -8,7 +8,7 @@ It serves one application or several, each in one version or more (`sloop.core.r
 events go straight to its data path.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from sloop import events
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
 from sloop.app.graph import declared_name
 from sloop.core.application import ApplicationParts, ApplicationState, Beliefs
-from sloop.core.control import ControlledApplication, ControlPath
+from sloop.core.control import ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.planner import Planner
@@ -27,7 +27,7 @@ from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import PlanInput, StageView
 from sloop.events import Event
-from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
+from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request
 
 __all__ = ["ApplicationParts", "Beliefs", "Core"]
 
@@ -167,10 +167,6 @@ class Core:
         """Whether an application version has given up its replicas because it had no requests."""
         return self._control.of(key).is_resting
 
-    def control_of(self, key: str) -> ControlledApplication:
-        """The control state of an application version."""
-        return self._control.of(key)
-
     def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
         """See `sloop.core.protocols.Explains`."""
         application = self.state.applications.get(key)
@@ -185,11 +181,6 @@ class Core:
     def plan_error(self, key: str) -> str:
         """See `sloop.core.protocols.Explains`."""
         return self._control.of(key).plan_error if key in self.state.applications else ""
-
-    @property
-    def compared_requests(self) -> Collection[RequestId]:
-        """Open requests of versions that are compared with each other."""
-        return self._in_comparison
 
     @property
     def is_idle(self) -> bool:

@@ -333,11 +333,6 @@ class Connections:
         self._unanswered: deque[tuple[int, Connection, Outgoing]] = deque()
         """Open requests in the order of their timeouts, which is the order of sending."""
 
-    @property
-    def open_count(self) -> int:
-        """The number of open connections."""
-        return len(self._open)
-
     async def warm(self, count: int) -> None:
         """Try to open this many connections; failures are ignored, because `send` opens connections as needed."""
         self._kept = count

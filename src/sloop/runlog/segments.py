@@ -27,10 +27,6 @@ class LogSegment(NamedTuple):
     number: int
     path: Path
 
-    @property
-    def is_compressed(self) -> bool:
-        return self.path.suffix == ".gz"
-
 
 def segment_path(folder: Path, run: str, number: int) -> Path:
     """The file of a segment that is not compressed."""

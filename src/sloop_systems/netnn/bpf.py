@@ -95,8 +95,6 @@ class BpfCommand(IntEnum):
     MAP_UPDATE = 2
     PROGRAM_LOAD = 5
     PROGRAM_RUN = 10
-    PROGRAM_NEXT_ID = 11
-    PROGRAM_BY_ID = 13
     INFORMATION = 15
     LINK_CREATE = 28
     MEASURE = 32
@@ -347,7 +345,7 @@ def arithmetic_beyond_switches(code: bytes) -> list[str]:
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _system_call(command: BpfCommand, attributes: bytes | bytearray, what: str, fix: str = "") -> int:
+def _system_call(command: int, attributes: bytes | bytearray, what: str, fix: str = "") -> int:
     """The result of bpf(2). A failure is a MachineError that says what could not be done."""
     number = SYSTEM_CALLS.get(platform.machine())
     if number is None or not hasattr(_libc, "syscall"):
@@ -355,7 +353,7 @@ def _system_call(command: BpfCommand, attributes: bytes | bytearray, what: str, 
             f"cannot {what}: no bpf system call on {platform.system()} {platform.machine()}", help="use the emulator"
         )
     buffer = (ctypes.c_char * len(attributes)).from_buffer_copy(attributes)
-    result = int(_libc.syscall(number, int(command), buffer, len(attributes)))
+    result = int(_libc.syscall(number, command, buffer, len(attributes)))
     if result < 0:
         code = ctypes.get_errno()
         raise _Refused(code, f"cannot {what}: {os.strerror(code)}", fix or _fix(code))
@@ -499,16 +497,6 @@ class KernelProgram(Descriptor):
         _, result, _, length, _, _, _, run_ns = struct.unpack_from("<IIIIQQII", attributes)
         return ProgramRun(result, room.raw[:length], run_ns)
 
-    def translated(self) -> bytes:
-        """The program as the kernel rewrites it before compiling: calls have become instructions."""
-        size = struct.unpack_from("<I", _information(self.descriptor), 20)[0]
-        room = ctypes.create_string_buffer(size)
-        request = bytearray(INFORMATION_BYTES)
-        struct.pack_into("<I", request, 20, size)
-        struct.pack_into("<Q", request, 32, _address(room))
-        _information(self.descriptor, request)
-        return room.raw
-
     def measured(self) -> ProgramTimes:
         """How often and how long it ran while the kernel measured (`measuring`), and how much the verifier checked."""
         return ProgramTimes(*struct.unpack_from("<QQ8xI", _information(self.descriptor), 192))
@@ -550,9 +538,9 @@ def _refusal(refused: _Refused, log: bytes) -> MachineError:
 INFORMATION_BYTES: Final = 224
 
 
-def _information(descriptor: int, request: bytearray | None = None) -> bytes:
+def _information(descriptor: int) -> bytes:
     """The kernel's `struct bpf_prog_info`."""
-    room = ctypes.create_string_buffer(bytes(request or INFORMATION_BYTES), INFORMATION_BYTES)
+    room = ctypes.create_string_buffer(INFORMATION_BYTES)
     attributes = struct.pack("<IIQ", descriptor, INFORMATION_BYTES, _address(room))
     _system_call(BpfCommand.INFORMATION, attributes, "read what the kernel knows of a program")
     return room.raw
@@ -561,24 +549,3 @@ def _information(descriptor: int, request: bytearray | None = None) -> bytes:
 def measuring() -> Descriptor:
     """Has the kernel measure all programs until it is closed, at some 50 ns for each run. MachineError if refused."""
     return Descriptor(_system_call(BpfCommand.MEASURE, struct.pack("<I", 0), "measure programs"))
-
-
-def loaded_programs() -> dict[int, str]:
-    """Number and name of every program in the kernel, of any process."""
-    found: dict[int, str] = {}
-    last = 0
-    while True:
-        attributes = bytearray(struct.pack("<III", last, 0, 0))
-        try:
-            _system_call(BpfCommand.PROGRAM_NEXT_ID, attributes, "list programs")
-        except _Refused as refused:
-            if refused.code == errno.ENOENT:
-                return found
-            raise
-        last = struct.unpack_from("<I", attributes, 4)[0]
-        try:
-            descriptor = _system_call(BpfCommand.PROGRAM_BY_ID, struct.pack("<III", last, 0, 0), f"open program {last}")
-        except _Refused:  # it has ended meanwhile
-            continue
-        with Descriptor(descriptor):
-            found[last] = _information(descriptor)[64:80].split(b"\0")[0].decode()

@@ -26,12 +26,12 @@ from sloop_systems.netnn.bpf import (
     MapKind,
     ProgramKind,
     arithmetic_beyond_switches,
-    loaded_programs,
     measuring,
     operation,
 )
 from sloop_systems.netnn.bpf import instructions as decode
 from sloop_systems.netnn.xdp import why_no_xdp
+from tests.sloop_systems.netnn.kernel import loaded_programs, translated
 
 
 @pytest.fixture(autouse=True)
@@ -161,8 +161,8 @@ def test_look_ups_in_maps_whose_values_are_powers_of_two_are_translated_without_
         with KernelProgram.load(ProgramKind.XDP, ending(code), "looks") as program:
             table.write(2, b"\7")
             assert program.run(bytes(64)).result == 7
-            assert not arithmetic_beyond_switches(program.translated())
-            assert len(program.translated()) > len(program.code)
+            assert not arithmetic_beyond_switches(translated(program))
+            assert len(translated(program)) > len(program.code)
 
 
 @pytest.mark.needs_hosts

@@ -18,7 +18,7 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.machine import usable_cpus
 from sloop_systems.netnn import namespaces
-from sloop_systems.netnn.bpf import arithmetic_beyond_switches, loaded_programs
+from sloop_systems.netnn.bpf import arithmetic_beyond_switches
 from sloop_systems.netnn.emulator import FlowVerdict, InferenceEnding
 from sloop_systems.netnn.mapper import Fabric, NoCapacity
 from sloop_systems.netnn.namespaces import Namespace
@@ -27,6 +27,7 @@ from sloop_systems.netnn.packets import Packet, packets_of
 from sloop_systems.netnn.program import compile_network
 from sloop_systems.netnn.xdp import XdpFabric, why_no_xdp
 from sloop_systems.netnn.xdp_layout import AT_RUNNING, STALLED_NS
+from tests.sloop_systems.netnn.kernel import loaded_programs, translated
 from tests.sloop_systems.netnn.models import flow_model, model, picture_model, rows_of, small_model
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
@@ -308,7 +309,7 @@ def test_nothing_that_runs_multiplies(small: XdpFabric) -> None:
     assert len(programs) == 4 + 17
     for name, program in programs.items():
         assert not arithmetic_beyond_switches(program.code), name
-        assert not arithmetic_beyond_switches(program.translated()), f"{name}, with the kernel's look-ups"
+        assert not arithmetic_beyond_switches(translated(program)), f"{name}, with the kernel's look-ups"
 
 
 def test_several_fabrics_run_side_by_side(small: XdpFabric) -> None:
