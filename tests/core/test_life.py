@@ -3,8 +3,8 @@
 import pytest
 
 from sloop.core.life import FOLLOWING, INCOMPLETE, LIVES, WorkerState
-from sloop.core.replica import ReplicaWorker
 from sloop.vocabulary import Life, WorkerId
+from tests.core.scene import Scene, plan_of
 
 
 def test_the_table_has_each_state() -> None:
@@ -13,11 +13,14 @@ def test_the_table_has_each_state() -> None:
 
 def test_a_worker_may_be_told_to_stop_in_every_state_and_does_not_come_back() -> None:
     assert [state for state in WorkerState if WorkerState.DRAINING not in FOLLOWING[state]] == [WorkerState.DRAINING]
-    worker = ReplicaWorker(WorkerId(0), None)  # type: ignore[arg-type]  # of no replica
-    worker.enter(WorkerState.DRAINING)
+    scene = Scene(plan_of(1))
+    scene.warm_up()
+    there = scene.core.state
+    worker = there.workers[WorkerId(0)]
+    there.enter(0, worker, WorkerState.DRAINING)
     for state in WorkerState:
         with pytest.raises(AssertionError, match=f"draining cannot be {state} next"):
-            worker.enter(state)
+            there.enter(0, worker, state)
 
 
 def test_from_each_state_a_worker_can_come_to_serve_without_a_loop() -> None:

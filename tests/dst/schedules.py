@@ -1080,7 +1080,7 @@ def wrong_ledger(core: Core) -> str:
     if not ledger.reservations.keys() == state.workers.keys() == workers:
         return f"reservations of {list(ledger.reservations)}, workers {list(state.workers)}, of replicas {workers}"
     for id, replica in state.replicas.items():
-        if shadow_in(replica.shape) and replica.shadow is None:
+        if shadow_in(replica.shape) and not replica.shadows:
             return f"replica {id} serves in a pair, without a shadow"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
@@ -1146,10 +1146,10 @@ def _unfinished_version(core: Core, application: ApplicationState) -> str:
     for target in control.plan.stages:
         replicas = application.stages[target.stage].pool.replicas.values()
         found = [
-            (each.life, each.spec.variant, each.target_cores, each.resizing, each.shape, each.shadow is not None)
+            (each.life, each.spec.variant, each.target_cores, each.resizing, each.shape, len(each.workers))
             for each in replicas
         ]
-        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, False) for group in target.groups]
+        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, 1) for group in target.groups]
         if found != wanted:
             return f"replicas of {target.stage} are {found}"
     return ""

@@ -14,6 +14,7 @@ from sloop.core import Core, control, pipeline, provision
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.ledger import Ledger
+from sloop.core.life import WorkerState
 from sloop.core.nodes import NodePool
 from sloop.core.queue import Queue
 from sloop.core.replica import LayerPipeline, ReplicaPool
@@ -24,7 +25,7 @@ from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
 from sloop.sim.checkers import Checkers, Violation
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import Life, NodeState, Outcome
+from sloop.vocabulary import NodeState, Outcome
 from tests.dst import schedules
 from tests.dst.agents import OF_REQUESTS, FaultKind
 from tests.dst.schedules import Doing, Schedule, failure_of, kind_of, play, schedule_of, shrink
@@ -164,21 +165,26 @@ def release_by_half(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_room_of_shadows(patch: pytest.MonkeyPatch) -> None:
-    def remove_shadow(self: State, worker: Any) -> None:
-        worker.replica.workers.remove(worker)
-        del self.workers[worker.id]
+    real = State.forget
 
-    patch.setattr(State, "remove_shadow", remove_shadow)
+    def forget(self: State, now_ns: int, worker: Any, out: Any) -> None:
+        reserved = self.ledger.reservations.get(worker.id)
+        real(self, now_ns, worker, out)
+        if worker.shadow is not None and reserved is not None:
+            self.ledger.force(worker.id, reserved)
+
+    patch.setattr(State, "forget", forget)
 
 
 def free_a_shadow_that_still_runs(patch: pytest.MonkeyPatch) -> None:
-    real = ControlPath._part
+    real = State.enter
 
-    def part(self: ControlPath, now_ns: int, worker: Any) -> None:
-        real(self, now_ns, worker)
-        self._state.ledger.release(worker.id)
+    def enter(self: State, now_ns: int, worker: Any, state: WorkerState) -> None:
+        real(self, now_ns, worker, state)
+        if worker.shadow is not None and state is WorkerState.DRAINING:
+            self.ledger.release(worker.id)
 
-    patch.setattr(ControlPath, "_part", part)
+    patch.setattr(State, "enter", enter)
 
 
 def use_before_ready(patch: pytest.MonkeyPatch) -> None:
@@ -224,19 +230,13 @@ def admit_all(patch: pytest.MonkeyPatch) -> None:
 
 def replace_nothing(patch: pytest.MonkeyPatch) -> None:
     def lost(self: ControlPath, now_ns: int, event: Any, out: list[Any]) -> None:
-        replica = self._state.replicas.get(event.worker)
-        if replica is not None:
-            is_blamed = self._state.ledger.states[replica.node] is not NodeState.LOST
-            self._remove(now_ns, replica, event.error, is_blamed, out)
-
-    real = State.forget
-
-    def forget(self: State, now_ns: int, replica: Any, out: list[Any]) -> None:
-        real(self, now_ns, replica, out)
-        replica.life = Life.DRAINING
+        worker = self._state.workers.get(event.worker)
+        if worker is not None:
+            is_blamed = self._state.ledger.states[worker.replica.node] is not NodeState.LOST
+            self._forget(now_ns, worker, event.error, is_blamed, out)
+            self._advance_all(now_ns, worker.replica, out)
 
     patch.setattr(ControlPath, "lost", lost)
-    patch.setattr(State, "forget", forget)
 
 
 def wait_for_ever(patch: pytest.MonkeyPatch) -> None:

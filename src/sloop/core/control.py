@@ -20,7 +20,7 @@ from sloop.core.application import BUCKET_NS_MAX, ApplicationState
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
 from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
-from sloop.core.life import INCOMPLETE, WorkerState
+from sloop.core.life import WorkerState
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
@@ -50,7 +50,6 @@ from sloop.vocabulary import (
     StagePlan,
     Worker,
     WorkerId,
-    shadow_in,
 )
 
 WAKE_NS_MIN = ms(100)
@@ -104,6 +103,11 @@ class Shortage:
     """The most memory that the weights of a new replica take beside its own."""
     scarce: str = field(default="", compare=False)
     """Of what the nodes have too little for a new replica, as text; empty if its weights are what has no room."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of decision (`Decided`) that tells of it."""
+        return "shortage" if self.shadow is None else "shadow"
 
     @property
     def why(self) -> str:
@@ -426,32 +430,21 @@ class ControlPath:
         """Stop all replicas of a frozen version that has no requests left."""
         self._enforce(now_ns, {key: no_replicas(self._applications[key].state, "it retires")}, out)
 
-    # Events of replicas
+    # Events of workers
 
     def ready(self, now_ns: int, event: events.WorkerReady, out: list[Action]) -> None:
-        """A worker has started: make its replica idle, or a pair if it is the shadow."""
+        """A worker has started: its replica serves, or serves in another shape, unless it waits for other workers."""
         worker = self._state.workers.get(event.worker)
-        if worker is None:
+        if worker is None or worker.state is not WorkerState.STARTING:
             return
         replica = worker.replica
-        if worker.shadow is not None:
-            if worker.state is WorkerState.STARTING:
-                worker.enter(WorkerState.SERVING)
-                self._state.set_shape(now_ns, replica, (worker.shadow,))
-                self._advance_all(now_ns, replica, out)
-            return
-        if replica.life is not Life.STARTING:
-            return
         if replica.part is not None:
-            if on_part_ready(now_ns, self._state, replica, out):
-                self._advance_all(now_ns, replica, out)
-            return
-        if replica.pipeline is not None:
-            return  # it has all layers, and others of its pipeline have yet to start
-        self._state.enter(now_ns, replica, WorkerState.SERVING)
-        if replica.is_provided:
-            self._state.weights.ready(now_ns, replica.id)
-        replica.stage.pool.add_idle(replica)
+            if not on_part_ready(now_ns, self._state, replica, out):
+                return
+        else:
+            self._state.enter(now_ns, worker, WorkerState.SERVING)
+            if replica.is_provided:
+                self._state.weights.ready(now_ns, replica.id)
         self._advance_all(now_ns, replica, out)
 
     def completed(self, now_ns: int, event: events.WorkerCompleted, out: list[Action]) -> None:
@@ -467,28 +460,18 @@ class ControlPath:
             break_up(now_ns, self._state, replica.pipeline, None, out)
 
     def lost(self, now_ns: int, event: events.WorkerLost, out: list[Action]) -> None:
-        """A worker died. If it was the first of its replica, try the batch again, and replace the replica unless it was
-        draining. The batch is to blame unless the node is lost."""
+        """A worker died: replace it, unless it was told to stop. If it was the first of its replica, its batch is tried
+        again, and is to blame unless the node is lost."""
         worker = self._state.workers.get(event.worker)
         if worker is None:
             return
-        if worker.shadow is not None:
-            self._lose_shadow(now_ns, worker, event.error, out)
+        replica, is_blamed = worker.replica, self._state.ledger.states[worker.replica.node] is not NodeState.LOST
+        if worker.drains:
+            self._remove(now_ns, worker, event.error, is_blamed, out)
             return
-        replica = worker.replica
-        is_blamed = self._state.ledger.states[replica.node] is not NodeState.LOST
-        if replica.life is Life.DRAINING:
-            self._remove(now_ns, replica, event.error, is_blamed, out)
-            return
-        stage = replica.stage
-        is_found_out = is_blamed and replica.batch is not None and replica.batch.is_suspect
-        is_unstarted = is_blamed and replica.state in INCOMPLETE
-        node = replica.node if is_unstarted else ""
-        wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out, unstarted_on=node)
-        why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
-        out.append(actions.Decided("lost", why, stage.name, replica.id, application=stage.application.key))
-        self._forget(now_ns, replica, event.error, is_blamed, out)
-        application = self._applications[stage.application.key]
+        out.append(worker.loss(event.error, replica.stage.lose(now_ns, worker, event.error, is_blamed=is_blamed)))
+        self._forget(now_ns, worker, event.error, is_blamed, out)
+        application = self._applications[replica.stage.application.key]
         self._compare(now_ns, [application], out)
         if not is_blamed and application.progress is PlanProgress.NO_ROOM:
             # Its node is gone, perhaps the only one of its kind: plan for the others now, not when it is time.
@@ -497,30 +480,32 @@ class ControlPath:
     def stopped(self, now_ns: int, event: events.WorkerStopped, out: list[Action]) -> None:
         """A worker has stopped and freed its resources."""
         worker = self._state.workers.get(event.worker)
-        if worker is not None and worker.shadow is not None:
-            if worker.state is WorkerState.DRAINING:
-                self._free_shadow(now_ns, worker, out)
-        elif worker is not None:
-            replica = worker.replica
-            self._remove(now_ns, replica, "it was stopped", False, out)
-            ledger = self._state.ledger
-            if ledger.nodes[replica.node].on_demand and not self._release_after_ns(ledger.nodes[replica.node].hardware):
-                self._release_unused(now_ns, out)
+        if worker is None:
+            return
+        self._remove(now_ns, worker, "it was stopped", False, out)
+        node = self._state.ledger.nodes[worker.replica.node]
+        if node.on_demand and not self._release_after_ns(node.hardware):
+            self._release_unused(now_ns, out)
 
-    def _remove(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
-        """A replica is gone that was to stop, or stopped by itself."""
-        self._forget(now_ns, replica, error, is_blamed, out)
-        if replica.life is not Life.DRAINING:  # it stopped without an order
-            self._compare(now_ns, [self._applications[replica.stage.application.key]], out)
-        else:
+    def _remove(self, now_ns: int, worker: ReplicaWorker, error: str, is_blamed: bool, out: list[Action]) -> None:
+        """A worker is gone that was to stop, or stopped by itself."""
+        drains, replica = worker.drains, worker.replica
+        self._forget(now_ns, worker, error, is_blamed, out)
+        if drains:
             self._advance_all(now_ns, replica, out)
+        else:  # it stopped without an order
+            self._compare(now_ns, [self._applications[replica.stage.application.key]], out)
 
-    def _forget(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
-        """A replica is gone, and with it the pipeline that it was a part of."""
+    def _forget(self, now_ns: int, worker: ReplicaWorker, error: str, is_blamed: bool, out: list[Action]) -> None:
+        """A worker is gone; with the first one its replica, and with that the pipeline that it was a part of."""
+        replica = worker.replica
         pipeline = replica.pipeline
-        self._state.forget(now_ns, replica, out)
+        is_stopping = pipeline is not None and pipeline.is_stopping
+        self._state.forget(now_ns, worker, out)
+        if replica.workers:
+            return
         self._lose(now_ns, replica, error, is_blamed, out)
-        if pipeline is not None:
+        if pipeline is not None and not is_stopping:
             break_up(now_ns, self._state, pipeline, replica, out)
 
     def resized(self, now_ns: int, event: events.WorkerResized, out: list[Action]) -> None:
@@ -533,38 +518,6 @@ class ControlPath:
         if not replica.resizing:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
         self._advance_all(now_ns, replica, out)
-
-    # Shadows
-
-    def _lose_shadow(self, now_ns: int, worker: ReplicaWorker, error: str, out: list[Action]) -> None:
-        """A shadow died: its replica goes on alone, and gets another one as soon as a lost replica would be
-        replaced."""
-        if worker.state is WorkerState.DRAINING:
-            self._free_shadow(now_ns, worker, out)
-            return
-        replica = worker.replica
-        stage = replica.stage
-        wait_ns = stage.shadow_backoff.lose(now_ns)
-        when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
-        why = f"its shadow is lost: {error}; another one starts {when}"
-        if replica.life is not Life.DRAINING:
-            out.append(actions.Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
-        self._part(now_ns, worker)
-        self._free_shadow(now_ns, worker, out)
-        self._compare(now_ns, [self._applications[stage.application.key]], out)
-
-    def _part(self, now_ns: int, worker: ReplicaWorker) -> None:
-        """A replica serves without its shadow from now on. The shadow keeps its reservation."""
-        worker.enter(WorkerState.DRAINING)
-        replica = worker.replica
-        replica.stage.pool.note_change(replica)
-        if shadow_in(replica.shape) is not None:
-            self._state.set_shape(now_ns, replica, ALONE)
-
-    def _free_shadow(self, now_ns: int, worker: ReplicaWorker, out: list[Action]) -> None:
-        """A shadow is gone: others may have its room."""
-        self._state.remove_shadow(worker)
-        self._advance_all(now_ns, worker.replica, out)
 
     def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """After a replica has changed: work on its application's plan, and on all that lack room."""
@@ -607,7 +560,7 @@ class ControlPath:
             out += self._state.weights.make_room([node.name])
         on = [each for each in self._state.replicas.values() if each.node == node.name]
         staying = [each for each in on if each.life is not Life.DRAINING]
-        for each in [each for each in staying if each.shadow is not None and not each.shadow_drains]:
+        for each in [each for each in staying if each.shadows]:
             if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
                 self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
         leaving = [worker.id for each in on for worker in each.workers if worker.state is WorkerState.DRAINING]
@@ -661,8 +614,7 @@ class ControlPath:
             self._stop(now_ns, stage, [id], why, out)
             return
         if kept.is_ready:
-            state.enter(now_ns, replica, WorkerState.SERVING)
-            stage.pool.add_idle(replica)
+            state.enter(now_ns, replica.workers[0], WorkerState.SERVING)
         application = self._applications[stage.application.key]
         application.look_whether_awake(now_ns, out)
         application.keeps_until_ns = now_ns + MEASURE_NS
@@ -852,7 +804,7 @@ class ControlPath:
         `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects
         replicas."""
         shortage = self._resize(difference.grow, out)
-        attaching = self._attach(now_ns, application, stage, difference.attach, out)
+        attaching = self._attach(now_ns, application, stage, difference.attach, holds, out)
         is_too_soon = bool(difference.start) and now_ns < stage.not_before_ns
         moves = False
         if shortage is not None:
@@ -925,10 +877,9 @@ class ControlPath:
     def _detach(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop the shadows of replicas, which serve alone from now on."""
         for id in ids:
-            worker = stage.pool.replicas[id].shadow
-            assert worker is not None, f"replica {id} has no shadow"
-            self._part(now_ns, worker)
-            out.append(actions.StopWorker(worker.id, why))
+            for worker in stage.pool.replicas[id].shadows:
+                self._state.enter(now_ns, worker, WorkerState.DRAINING)
+                out.append(actions.StopWorker(worker.id, why))
 
     def _attach(
         self,
@@ -936,6 +887,7 @@ class ControlPath:
         application: ControlledApplication,
         stage: StageState,
         attachments: Attachments,
+        holds: bool,
         out: list[Action],
     ) -> PlanProgress:
         """Start the shadows of replicas that are ready; says when to try those again that could not start."""
@@ -944,7 +896,7 @@ class ControlPath:
             replica = stage.pool.replicas[id]
             belief, number = replica.service_rate.belief, WorkerId(self._state.next_worker)
             memory_bytes = belief.of((shadow,)).memory_bytes - belief.of(ALONE).memory_bytes
-            if replica.life is not Life.READY or replica.shadow_drains or replica.pipeline is not None:
+            if replica.life is not Life.READY or len(replica.workers) > 1 or replica.pipeline is not None:
                 progress = max(progress, PlanProgress.WAITING)
             elif now_ns < stage.shadow_backoff.not_before_ns:
                 progress = max(progress, PlanProgress.TOO_SOON)
@@ -952,9 +904,7 @@ class ControlPath:
                 progress = PlanProgress.NO_ROOM
                 slot = replica.spec.slot
                 shortage = Shortage(replica.spec.variant, slot, id, slot.cores, replica.node, shadow)
-                if application.is_new(stage.name, shortage):
-                    key = application.state.key
-                    out.append(actions.Decided("shadow", shortage.why, stage.name, id, application=key))
+                self._report(application, stage, shortage, holds, out)
             else:
                 self._state.next_worker += 1
                 self._state.workers[number] = worker = ReplicaWorker(number, replica, shadow)
@@ -1021,7 +971,7 @@ class ControlPath:
         )
         if not will_have_room and application.is_new(stage.name, shortage):
             key = application.state.key
-            out.append(actions.Decided("shortage", shortage.why, stage=stage.name, application=key))
+            out.append(actions.Decided(shortage.kind, shortage.why, stage.name, shortage.replica, application=key))
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""
@@ -1030,9 +980,7 @@ class ControlPath:
             replica = stage.pool.replicas[id]
             if replica.pipeline is not None:
                 stopping[replica.pipeline.id] = replica
-            if replica.life is Life.READY and replica.batch is None:
-                stage.pool.remove_idle(replica)
-            self._state.enter(now_ns, replica, WorkerState.DRAINING)
+            self._state.enter(now_ns, replica.workers[0], WorkerState.DRAINING)
             if replica.batch is None and (replica.pipeline is None or not replica.pipeline.has_batch):
                 if replica.pipeline is None:
                     out.append(actions.StopWorker(id, why))

@@ -524,10 +524,7 @@ def stops_of(replica: Replica, why: str) -> list[Action]:
     pipeline = replica.pipeline
     if pipeline is None:
         return [StopWorker(replica.id, why)]
-    if pipeline.is_stopping or pipeline.has_batch:
-        return []
-    pipeline.is_stopping = True
-    return [StopWorker(id, why) for id in pipeline.members]
+    return [] if pipeline.has_batch else [StopWorker(id, why) for id in pipeline.members]
 
 
 def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:

@@ -48,15 +48,14 @@ def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]
     if replica.state is not WorkerState.STARTING:
         return False
     if pipeline is None:
-        state.enter(now_ns, replica, WorkerState.COMPLETING)
+        state.enter(now_ns, replica.workers[0], WorkerState.COMPLETING)
         _begin_completion(now_ns, state, [replica], out)
         return False
-    state.enter(now_ns, replica, WorkerState.WAITING)
+    state.enter(now_ns, replica.workers[0], WorkerState.WAITING)
     if not pipeline.is_ready:
         return False
     for member in pipeline.members.values():
-        state.enter(now_ns, member, WorkerState.SERVING if member.part is None else WorkerState.PIPELINED)
-        member.stage.pool.add_idle(member)
+        state.enter(now_ns, member.workers[0], WorkerState.SERVING if member.part is None else WorkerState.PIPELINED)
     _begin_completion(now_ns, state, pipeline.members.values(), out)
     _note_complete(now_ns, state, pipeline, out)
     return True
@@ -69,12 +68,10 @@ def on_completed(now_ns: int, state: State, replica: Replica, out: list[Action])
         return False
     replica.part = None
     state.weights.ready(now_ns, replica.id)
-    if replica.state is WorkerState.PIPELINED:
-        state.enter(now_ns, replica, WorkerState.SERVING)
+    if replica.state not in (WorkerState.WAITING, WorkerState.DRAINING):
+        state.enter(now_ns, replica.workers[0], WorkerState.SERVING)
     if pipeline is not None:
         _note_complete(now_ns, state, pipeline, out)
-    elif replica.life is Life.STARTING:
-        _serve_alone(now_ns, state, replica)
     return True
 
 
@@ -126,8 +123,6 @@ def dissolve(now_ns: int, state: State) -> list[Replica]:
 
 def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica | None, out: list[Action]) -> None:
     """A member is `lost`, or one of those that are left will be reported lost: they go on without a pipeline."""
-    if pipeline.is_stopping or not pipeline.members:
-        return
     state.dissolving.pop(pipeline.id, None)
     incomplete = [member for member in pipeline.members.values() if member.part is not None]
     if incomplete and (lost or incomplete[0]).life is not Life.DRAINING:
@@ -141,11 +136,9 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
         if member.state is WorkerState.DRAINING:
             out += stops_of(member, "drained") if member.batch is None else ()
         elif member.state is WorkerState.WAITING and member.part is None:
-            _serve_alone(now_ns, state, member)
+            state.enter(now_ns, member.workers[0], WorkerState.SERVING)
         elif member.state in (WorkerState.WAITING, WorkerState.PIPELINED):
-            if member.state is WorkerState.PIPELINED and member.batch is None:
-                member.stage.pool.remove_idle(member)
-            state.enter(now_ns, member, WorkerState.COMPLETING)
+            state.enter(now_ns, member.workers[0], WorkerState.COMPLETING)
             _begin_completion(now_ns, state, [member], out)
 
 
@@ -205,9 +198,3 @@ def _note_complete(now_ns: int, state: State, pipeline: LayerPipeline, out: list
         pipeline.completed_ns = now_ns
         state.dissolving[pipeline.id] = pipeline
         dissolve(now_ns, state)
-
-
-def _serve_alone(now_ns: int, state: State, replica: Replica) -> None:
-    state.enter(now_ns, replica, WorkerState.SERVING)
-    if replica.batch is None:
-        replica.stage.pool.add_idle(replica)

@@ -221,7 +221,7 @@ class _Starts(Struct):
         if begun < len(starts):
             del self.begun[len(self.begun) - begun :]
             for replica in members:
-                state.forget(self.now_ns, replica, self.given_up)
+                state.forget(self.now_ns, replica.workers[0], self.given_up)
             return 0
         shape, state.has_pipelines = parts_at(bounds), True
         pipeline = LayerPipeline(members[0].id)

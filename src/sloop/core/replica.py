@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct, structs
 
+from sloop.actions import Decided
 from sloop.core.graph_estimates import LeastTimes
 from sloop.core.ledger import spec_millicores
-from sloop.core.life import FOLLOWING, WorkerState, wrong_step
+from sloop.core.life import WorkerState
 from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
 from sloop.core.views import Belief, BeliefKey, ReplicaView
+from sloop.text import in_s
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
@@ -89,10 +91,23 @@ class ReplicaWorker(Struct, eq=False):
     """What it is if it is not the first one."""
     state: WorkerState = WorkerState.STARTING
 
-    def enter(self, state: WorkerState) -> None:
-        """Move it to another state."""
-        assert state in FOLLOWING[self.state], wrong_step(self.state, state)
-        self.state = state
+    @property
+    def drains(self) -> bool:
+        """Whether it was told to stop, alone or with its replica."""
+        return self.state is WorkerState.DRAINING or self.replica.life is Life.DRAINING
+
+    def loss(self, error: str, wait_ns: int) -> Decided:
+        """That it is lost, and when another one starts, for the log."""
+        stage, when = self.replica.stage, f"in {in_s(wait_ns)}" if wait_ns else "at once"
+        kind, why = "lost", f"{error}; a replacement starts {when}"
+        if self.shadow is not None:
+            kind, why = "shadow", f"its shadow is lost: {error}; another one starts {when}"
+        return Decided(kind, why, stage.name, self.replica.id, application=stage.application.key)
+
+
+def shape_of(shadows: Iterable[ReplicaWorker]) -> Shape:
+    """The shape of a replica with these workers beside its first one."""
+    return tuple([worker.shadow for worker in shadows if worker.shadow is not None])
 
 
 @dataclass(slots=True, eq=False)
@@ -176,22 +191,15 @@ class Replica:
         return self.workers[0].state
 
     @property
-    def shadow(self) -> ReplicaWorker | None:
-        """Its shadow, also one that was told to stop and has not done so yet."""
-        last = self.workers[-1]
-        return last if last.shadow is not None else None
-
-    @property
-    def shadow_drains(self) -> bool:
-        """Whether its shadow was told to stop, and has not done so yet."""
-        last = self.workers[-1]
-        return last.shadow is not None and last.state is WorkerState.DRAINING
+    def shadows(self) -> list[ReplicaWorker]:
+        """The workers beside its first one, without those that were told to stop."""
+        return [worker for worker in self.workers[1:] if worker.state is not WorkerState.DRAINING]
 
     @property
     def will_free_cores(self) -> bool:
-        """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
+        """Whether one of its workers stops, or it shrinks, so that other replicas soon have room."""
         is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
-        return self.life is Life.DRAINING or is_shrinking or self.shadow_drains
+        return is_shrinking or any(worker.state is WorkerState.DRAINING for worker in self.workers)
 
     def order_cores(self, cores: float) -> None:
         """A resize is ordered."""
@@ -204,9 +212,8 @@ class Replica:
         spec, batch = self.spec, self.batch
         if spec.slot.cores != self.target_cores:
             spec = spec.with_cores(self.target_cores)
-        last = self.workers[-1]
-        if last.shadow is not None and last.state is not WorkerState.DRAINING:
-            spec = structs.replace(spec, shape=(last.shadow,))
+        if len(self.workers) > 1:
+            spec = structs.replace(spec, shape=shape_of(self.shadows))
         running = len(batch.visits) if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.shape)
 
@@ -221,8 +228,11 @@ class LayerPipeline:
     """In the order of their parts."""
     completed_ns: int = -1
     """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
-    is_stopping: bool = False
-    """Whether its members were told to stop."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its members were told to stop: they are as soon as none of them runs a batch."""
+        return not self.has_batch and all(member.life is Life.DRAINING for member in self.members.values())
 
     @property
     def is_ready(self) -> bool:
@@ -291,9 +301,8 @@ class ReplicaPool:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a replica starts, drains or is being resized, or a shadow stops, so that room or capacity may soon
-        grow."""
-        return any(r.life is not Life.READY or r.resizing or r.shadow_drains for r in self.replicas.values())
+        """Whether a replica starts or is being resized, or a worker stops, so that room or capacity may soon grow."""
+        return any(r.life is not Life.READY or r.resizing or r.will_free_cores for r in self.replicas.values())
 
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from sloop.actions import Action
 from sloop.app.graph import declared_name
+from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, ServiceGap
 from sloop.core.queue import Queue
 from sloop.core.rates import BatchLimits
-from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, RunningBatch
+from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, ReplicaWorker, RunningBatch
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.text import number
 from sloop.units import FOREVER_NS, NS_PER_S, s
@@ -159,14 +160,17 @@ class StageState:
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
 
-    def lose(self, now_ns: int, error: str, *, is_found_out: bool, unstarted_on: str = "") -> int:
-        """Count a lost replica; see `RestartBackoff.lose`. `unstarted_on` is the node of one that could not serve."""
+    def lose(self, now_ns: int, worker: ReplicaWorker, error: str, *, is_blamed: bool) -> int:
+        """Count a lost worker; see `RestartBackoff.lose`. If its node is lost, it is not to blame (`is_blamed`)."""
+        if worker.shadow is not None:
+            return self.shadow_backoff.lose(now_ns)
         self.disturb()
         self.backoff.error = error
-        wait_ns = self.backoff.lose(now_ns, is_found_out=is_found_out)
-        if not unstarted_on:
+        batch, node = worker.replica.batch, worker.replica.node
+        wait_ns = self.backoff.lose(now_ns, is_found_out=is_blamed and batch is not None and batch.is_suspect)
+        if not is_blamed or worker.state not in INCOMPLETE:
             return wait_ns
-        self.avoided_ns[unstarted_on] = now_ns + AVOIDED_NS
+        self.avoided_ns[node] = now_ns + AVOIDED_NS
         return max(wait_ns, self.start_backoff.lose(now_ns))
 
     def can_start_on(self, node: str) -> None:

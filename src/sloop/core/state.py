@@ -17,7 +17,7 @@ from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
 from sloop.core.life import FOLLOWING, LIVES, WorkerState, wrong_step
 from sloop.core.rates import DeviceKey, DeviceLoad
-from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker
+from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker, shape_of
 from sloop.core.weights import WeightRegistry
 from sloop.vocabulary import Life, ReplicaId, Shape, WorkerId
 
@@ -40,15 +40,24 @@ class State:
         self.dissolving: dict[ReplicaId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 
-    def enter(self, now_ns: int, replica: Replica, state: WorkerState) -> None:
-        """Move a replica, by its first worker, to another state."""
-        worker = replica.workers[0]
+    def enter(self, now_ns: int, worker: ReplicaWorker, state: WorkerState) -> None:
+        """Move a worker to another state. The first one of a replica makes it live on, the others give it another
+        shape."""
         assert state in FOLLOWING[worker.state], wrong_step(worker.state, state)  # not a call for each start
+        replica = worker.replica
         worker.state, stage, before, life = state, replica.stage, replica.life, LIVES[state]
+        if worker.shadow is not None:
+            self._reshape(now_ns, replica)
+            return
         if life is before:
             return
         stage.pool.set_life(replica, life)
         replica.since_ns = now_ns
+        if replica.id not in stage.pool.running:
+            if life is Life.READY:
+                stage.pool.add_idle(replica)
+            elif before is Life.READY:
+                stage.pool.remove_idle(replica)
         if Life.READY in (before, life):
             stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
         if life is Life.READY and (stage.avoided_ns or stage.start_backoff.charged):
@@ -71,14 +80,27 @@ class State:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         replica.stage.application.refresh(replica.stage)
 
-    def forget(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
-        """Remove a replica that has stopped or is lost, free what its workers reserve, and cancel its transfer if
-        nobody else waits for it."""
+    def _reshape(self, now_ns: int, replica: Replica) -> None:
+        """A worker beside the first one serves, or does not any more, or was told to stop."""
+        replica.stage.pool.note_change(replica)
+        shape = shape_of(worker for worker in replica.shadows if worker.state is WorkerState.SERVING)
+        if shape != replica.shape:
+            self.set_shape(now_ns, replica, shape)
+
+    def forget(self, now_ns: int, worker: ReplicaWorker, out: list[Action]) -> None:
+        """Remove a worker that has stopped or is lost, and free what it reserves. With its first one a replica is gone,
+        with all others; its transfer is cancelled if nobody else waits for it."""
+        replica = worker.replica
+        gone = [worker] if worker.shadow is not None else replica.workers.copy()
+        for each in gone:
+            self.ledger.release(each.id)
+            del self.workers[each.id]
+            replica.workers.remove(each)
+        if replica.workers:
+            self._reshape(now_ns, replica)
+            return
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
-        for worker in replica.workers:
-            self.ledger.release(worker.id)
-            del self.workers[worker.id]
         if replica.pipeline is not None:
             del replica.pipeline.members[replica.id]
         if replica.is_provided:
@@ -86,9 +108,3 @@ class State:
         del self.replicas[replica.id]
         replica.stage.pool.remove(replica)
         replica.stage.application.refresh(replica.stage)
-
-    def remove_shadow(self, worker: ReplicaWorker) -> None:
-        """Remove the shadow of a replica that goes on, and free its reservation."""
-        worker.replica.workers.remove(worker)
-        self.ledger.release(worker.id)
-        del self.workers[worker.id]
