@@ -12,12 +12,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from operator import itemgetter
-from typing import ClassVar, Literal
+from typing import Literal
 
 from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import counted, number
+from sloop.transient import Transient
 from sloop.units import GIB, ROUNDING
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shape, Slot, WorkerId
 
@@ -142,21 +143,33 @@ Likeness = tuple[Node, NodeState, float, int, tuple[DeviceView, ...]]
 cores, memory and devices."""
 
 
+class SeenNodes(Transient):
+    """The views of nodes that were made last; none at first."""
+
+    __slots__ = ("all_views", "changed", "likenesses", "positions", "positions_of", "ungrouped", "views")
+
+    def __init__(self) -> None:
+        self.changed: dict[str, None] = {}
+        """The nodes that have changed since their view was made. A dict keeps them in order."""
+        self.views: list[NodeView] = []
+        """In the order in which the nodes were declared; out of date for those that have changed."""
+        self.all_views: tuple[NodeView, ...] | None = None
+        """`views` as a tuple; None if it is to be made."""
+        self.positions: dict[str, int] = {}
+        """Where the view of each node is."""
+        self.ungrouped: dict[int, None] = {}
+        """The positions of nodes that have changed since they were put into a group."""
+        self.likenesses: dict[int, Likeness] = {}
+        """By position, the group that the node is in."""
+        self.positions_of: dict[Likeness, list[int]] = {}
+        """The positions of equal nodes, ascending."""
+
+
 class Ledger:
     """Reservations by worker. A reservation that does not fit is refused, never granted in part.
 
     Views of nodes are kept until the node changes, so that a start costs the same on ten nodes as on a thousand.
     """
-
-    NOT_IN_SNAPSHOT: ClassVar = (
-        "_changed",
-        "_views",
-        "_all_views",
-        "_positions",
-        "_ungrouped",
-        "_likenesses",
-        "_positions_of",
-    )
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
@@ -165,26 +178,9 @@ class Ledger:
         self._held: dict[str, int] = {}
         """By node, the bytes of memory that it holds for other reasons than a worker (`core.weights`)."""
         self._free: dict[str, _Free] = {}
-        self.restored()
+        self._seen = SeenNodes()
         for node in nodes:
             self.add(node, NodeState.RELEASED if node.on_demand else NodeState.READY)
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have: all about views."""
-        self._changed: dict[str, None] = dict.fromkeys(self.nodes)
-        """The nodes that have changed since their view was made. A dict keeps them in order."""
-        self._views: list[NodeView] = []
-        """In the order in which the nodes were declared; out of date for those that have changed."""
-        self._all_views: tuple[NodeView, ...] | None = None
-        """`_views` as a tuple; None if it is to be made."""
-        self._positions: dict[str, int] = {}
-        """Where the view of each node is."""
-        self._ungrouped: dict[int, None] = {}
-        """The positions of nodes that have changed since they were put into a group."""
-        self._likenesses: dict[int, Likeness] = {}
-        """By position, the group that the node is in."""
-        self._positions_of: dict[Likeness, list[int]] = {}
-        """The positions of equal nodes, ascending."""
 
     @classmethod
     def all_ready(cls, nodes: Iterable[Node]) -> "Ledger":
@@ -198,12 +194,12 @@ class Ledger:
     def of(cls, views: Iterable[NodeView]) -> "Ledger":
         """A ledger to try in what fits on these nodes beside all that they have reserved, as policies see them."""
         made = cls([])
-        made._views = list(views)
-        made._positions = {view.node.name: position for position, view in enumerate(made._views)}
-        made._ungrouped = dict.fromkeys(range(len(made._views)))
-        made.nodes = {view.node.name: view.node for view in made._views}
-        made.states = {view.node.name: view.state for view in made._views}
-        made._free = _FreeOfViews(made._views, made._positions)
+        made._seen.views = list(views)
+        made._seen.positions = {view.node.name: position for position, view in enumerate(made._seen.views)}
+        made._seen.ungrouped = dict.fromkeys(range(len(made._seen.views)))
+        made.nodes = {view.node.name: view.node for view in made._seen.views}
+        made.states = {view.node.name: view.state for view in made._seen.views}
+        made._free = _FreeOfViews(made._seen.views, made._seen.positions)
         return made
 
     def without(self, workers: Container[WorkerId]) -> "Ledger":
@@ -226,7 +222,7 @@ class Ledger:
         self.states[node.name] = state
         left_bytes = node.memory_bytes - self._held.get(node.name, 0)
         self._free[node.name] = _Free(round(node.cores * MILLI), left_bytes, devices)
-        self._changed[node.name] = None
+        self._seen.changed[node.name] = None
         for reservation in self.reservations.values():
             if reservation.node == node.name:
                 self._take(reservation, 1)
@@ -234,7 +230,7 @@ class Ledger:
     def set_state(self, node: str, state: NodeState) -> None:
         """Move a node to another state."""
         self.states[node] = state
-        self._changed[node] = None
+        self._seen.changed[node] = None
 
     def is_empty(self, node: str) -> bool:
         """Whether no worker has a reservation on the node, and it holds no memory for anything else."""
@@ -256,7 +252,7 @@ class Ledger:
             self._held[node] = held_bytes
         if before != held_bytes and node in self._free:
             self._free[node].memory_bytes += (before or 0) - (held_bytes or 0)
-            self._changed[node] = None
+            self._seen.changed[node] = None
 
     def reserve(self, worker: WorkerId, wanted: Reservation) -> bool:
         """Reserve room for a new worker. Returns False, and reserves nothing, if the node has too little."""
@@ -331,7 +327,7 @@ class Ledger:
         free = self._free[reservation.node]
         if extra > max(0, free.millicores):
             return False
-        self._changed[reservation.node] = None
+        self._seen.changed[reservation.node] = None
         reservation.millicores += extra
         free.millicores -= extra
         return True
@@ -343,21 +339,23 @@ class Ledger:
     def views(self) -> tuple[NodeView, ...]:
         """Every node with its free resources, in the order in which the nodes were declared. The view of a node that
         has not changed is the same object as before, and so is the tuple if none has."""
-        if self._changed:
+        seen = self._seen
+        if seen.changed or not seen.views:
             self._update_views()
-        if self._all_views is None:
-            self._all_views = tuple(self._views)
-        return self._all_views
+        if seen.all_views is None:
+            seen.all_views = tuple(seen.views)
+        return seen.all_views
 
     def sites(self, spec: ReplicaSpec, belief: Belief, *, one_of_equal: bool = False) -> list[Site]:
         """Where one more replica of `spec` fits, in the order in which the nodes were declared (see `sites`). With
         `one_of_equal`, of nodes that differ in nothing but their names only the first one."""
-        if self._changed:
+        seen = self._seen
+        if seen.changed or not seen.views:
             self._update_views()
         if spec.node is not None:
-            position = self._positions.get(spec.node)
-            return [] if position is None else sites(spec, belief, [self._views[position]])
-        return sites(spec, belief, self.firsts() if one_of_equal else self._views)
+            position = seen.positions.get(spec.node)
+            return [] if position is None else sites(spec, belief, [seen.views[position]])
+        return sites(spec, belief, self.firsts() if one_of_equal else seen.views)
 
     def rentable(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
         """Where a replica would be on the first released node that could hold it; empty if there is none."""
@@ -374,10 +372,11 @@ class Ledger:
     def firsts(self) -> list[NodeView]:
         """Of nodes that differ in nothing but their names only the first one, in the order in which the nodes were
         declared."""
-        if self._changed:
+        seen = self._seen
+        if seen.changed or not seen.views:
             self._update_views()
-        views, likenesses, positions_of = self._views, self._likenesses, self._positions_of
-        for position in self._ungrouped:
+        views, likenesses, positions_of = seen.views, seen.likenesses, seen.positions_of
+        for position in seen.ungrouped:
             view, before = views[position], likenesses.get(position)
             nameless = structs.replace(view.node, name="")
             likeness = (nameless, view.state, view.free_cores, view.free_memory_bytes, view.devices)
@@ -388,23 +387,24 @@ class Ledger:
                     del positions_of[before]
             likenesses[position] = likeness
             insort(positions_of.setdefault(likeness, []), position)
-        self._ungrouped.clear()
+        seen.ungrouped.clear()
         return list(map(views.__getitem__, sorted(map(itemgetter(0), positions_of.values()))))
 
     def _update_views(self) -> None:
-        """Make the views of the nodes that have changed."""
-        views, ungrouped = self._views, self._ungrouped
-        for name in self._changed:
+        """Make the views of the nodes that have changed; at first, of all."""
+        seen = self._seen
+        views, ungrouped = seen.views, seen.ungrouped
+        for name in seen.changed if views else self.nodes:
             view = self.view(name)
-            position = self._positions.get(name)
+            position = seen.positions.get(name)
             if position is None:
-                position = self._positions[name] = len(views)
+                position = seen.positions[name] = len(views)
                 views.append(view)
             else:
                 views[position] = view
             ungrouped[position] = None
-        self._changed.clear()
-        self._all_views = None
+        seen.changed.clear()
+        seen.all_views = None
 
     def view(self, name: str) -> NodeView:
         """A node as it is now."""
@@ -414,7 +414,7 @@ class Ledger:
 
     def _take(self, reservation: Reservation, sign: int) -> None:
         free = self._free[reservation.node]
-        self._changed[reservation.node] = None
+        self._seen.changed[reservation.node] = None
         free.workers += sign
         free.millicores -= sign * reservation.millicores
         free.memory_bytes -= sign * reservation.memory_bytes

@@ -7,7 +7,6 @@ and a bucket is the difference of two such values. Integer nanoseconds keep it e
 
 from collections import deque
 from copy import copy
-from typing import ClassVar
 
 from sloop.core.views import Bucket
 from sloop.units import NS_PER_S
@@ -23,8 +22,6 @@ SLACK_BUCKETS_KEPT = 10
 class Monitor:
     """One stage's counts and buckets. `roll` closes buckets; the core calls it at the first event after their end."""
 
-    NOT_IN_SNAPSHOT: ClassVar = ("_slack",)
-
     def __init__(self, bucket_ns: int, now_ns: int = 0) -> None:
         self.bucket_ns = bucket_ns
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
@@ -35,7 +32,7 @@ class Monitor:
 
     def arrive(self, now_ns: int, slack_ns: int) -> None:
         """A visit enters the queue with `slack_ns` of its budget left."""
-        self._slack(slack_ns)
+        self.now.slack_ns.append(slack_ns)
         self.waiting += 1
         self._waiting_sum -= now_ns
 
@@ -118,10 +115,6 @@ class Monitor:
             self._busy_sum += passed[2]
             self._ready_sum += passed[3]
 
-    def restored(self) -> None:
-        """Set what a snapshot does not have."""
-        self._slack = self.now.slack_ns.append
-
     def _totals(self, until_ns: int) -> tuple[int, int, int, int]:
         """The integrals of the requests that wait and run, and of the millicores that are busy and ready."""
         return (
@@ -133,4 +126,3 @@ class Monitor:
 
     def _open(self, start_ns: int) -> None:
         self.now = Bucket(start_ns=start_ns)
-        self._slack = self.now.slack_ns.append

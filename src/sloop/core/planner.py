@@ -13,7 +13,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -33,6 +33,7 @@ from sloop.core.views import (
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
+from sloop.transient import Transient
 from sloop.units import ROUNDING
 from sloop.vocabulary import ALONE, Group, NodeState, Plan, ReplicaSpec, StagePlan
 
@@ -55,15 +56,17 @@ NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with 
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
+class Failures(dict[str, BaseException], Transient):
+    """Exceptions of policies, by application."""
+
+
 class Planner:
     """The forecast, scaling and divide policies of all application versions, by key."""
-
-    NOT_IN_SNAPSHOT: ClassVar = ("failures",)
 
     def __init__(self) -> None:
         self._policies: dict[str, Policies] = {}
         self._memories: dict[str, Any] = {}
-        self.failures: dict[str, BaseException] = {}
+        self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
         self.limits: dict[tuple[str, str], float] = {}
         """By application and hardware, the cores of those that could not have what they wanted in the last plans."""
@@ -86,10 +89,6 @@ class Planner:
         """Go on with what the policies of another planner remember."""
         self._memories.update(memories)
 
-    def restored(self) -> None:
-        """Set what a snapshot does not have: exceptions cannot be saved."""
-        self.failures = {}
-
     def discard(self, key: str) -> None:
         """Stop planning for an application version."""
         del self._policies[key]
@@ -99,7 +98,7 @@ class Planner:
     def plan(self, given: PlanInput) -> Planned:
         """New plans for the applications that are due. An application whose policy keeps its plan is left out."""
         views: dict[str, ClusterView] = {}
-        self.failures, self.limits = {}, {}
+        self.failures, self.limits = Failures(), {}
         for application in given.due:
             try:
                 views[application.key] = self._view(given, application)
@@ -166,7 +165,7 @@ class Planner:
         try:
             self.limits = limits = self._limits(given, wanted)
         except FAILURES as error:  # of the divide policy
-            self.failures = dict.fromkeys(views, error)
+            self.failures = Failures(dict.fromkeys(views, error))
             return {}
         short: dict[str, dict[str, float]] = {}
         for (key, hardware), cores in limits.items():

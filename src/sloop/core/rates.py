@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar, overload
+from typing import TYPE_CHECKING, overload
 
 from sloop.core.views import Belief, BeliefKey
 from sloop.profile.interference import DeviceDemand
@@ -179,8 +179,6 @@ class ServiceRate:
 class LoadedBatch:
     """A batch that runs on a device beside others."""
 
-    NOT_IN_SNAPSHOT: ClassVar = ("demand",)
-
     rate: ServiceRate
     """Whose belief has its law of interference."""
     size: int
@@ -194,10 +192,6 @@ class LoadedBatch:
     """What it demands of the device."""
 
     def __post_init__(self) -> None:
-        self.restored()
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have."""
         self.demand = self.rate.belief.demand(self.size, self.rate.slot)
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -16,6 +16,7 @@ from sloop.core.life import WorkerState
 from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
 from sloop.core.views import Belief, BeliefKey, ReplicaView
 from sloop.text import in_s
+from sloop.transient import Transient
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
@@ -260,14 +261,29 @@ _ID_OF = attrgetter("id")
 """A key for bisection that costs no call of a Python function."""
 
 
+class SeenReplicas(Transient):
+    """The views of replicas that were made last; none at first."""
+
+    __slots__ = ("all_views", "batch", "changed", "running", "views")
+
+    def __init__(self) -> None:
+        self.changed: dict[ReplicaId, None] = {}
+        """Replicas that have changed since their view was made, in another way than by their batch."""
+        self.views: dict[ReplicaId, ReplicaView] = {}
+        """Without draining replicas; out of date for those that have changed."""
+        self.all_views: tuple[ReplicaView, ...] = ()
+        self.running: dict[ReplicaId, RunningBatch] = {}
+        """The batches that ran when the views were made."""
+        self.batch = BatchId(-1)
+        """The last of them to begin."""
+
+
 class ReplicaPool:
     """The replicas of one stage, which of them are idle, and how much they can serve together.
 
     Every replica is counted in its `ServiceRate` under its state; `idle` holds exactly the ready replicas without a
     batch. Views of replicas are kept, so that a control tick costs nothing for those that have not changed.
     """
-
-    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_seen_running", "_seen_batch")
 
     def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
@@ -280,19 +296,7 @@ class ReplicaPool:
         """Sorted by id, so that route policies choose from the same sequence whatever the order of events."""
         self.last = ReplicaId(-1)
         """The replica the route policy chose last."""
-        self.restored()
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have: all about views."""
-        self._changed: dict[ReplicaId, None] = dict.fromkeys(self.replicas)
-        """Replicas that have changed since their view was made, in another way than by their batch."""
-        self._views: dict[ReplicaId, ReplicaView] = {}
-        """Without draining replicas; out of date for those that have changed."""
-        self._all_views: tuple[ReplicaView, ...] = ()
-        self._seen_running: dict[ReplicaId, RunningBatch] = {}
-        """The batches that ran when the views were made."""
-        self._seen_batch = BatchId(-1)
-        """The last of them to begin."""
+        self._seen = SeenReplicas()
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
@@ -307,7 +311,7 @@ class ReplicaPool:
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""
         self.replicas[replica.id] = replica
-        self._changed[replica.id] = None
+        self._seen.changed[replica.id] = None
         replica.service_rate.count(replica, 1)
 
     def set_life(self, replica: Replica, life: Life) -> None:
@@ -315,7 +319,7 @@ class ReplicaPool:
         replica.service_rate.count(replica, -1)
         replica.life = life
         replica.service_rate.count(replica, 1)
-        self._changed[replica.id] = None
+        self._seen.changed[replica.id] = None
 
     def set_cores(self, replica: Replica, cores: float) -> None:
         """Move a replica to another number of cores."""
@@ -324,7 +328,7 @@ class ReplicaPool:
     def set_shape(self, replica: Replica, shape: Shape) -> None:
         """Move a replica to another shape."""
         self._set_rate(replica, replica.slot, shape)
-        self._changed[replica.id] = None
+        self._seen.changed[replica.id] = None
 
     def _set_rate(self, replica: Replica, slot: Slot, shape: Shape) -> None:
         replica.service_rate.count(replica, -1)
@@ -339,7 +343,7 @@ class ReplicaPool:
             self.remove_idle(replica)
         del self.replicas[replica.id]
         replica.service_rate.count(replica, -1)
-        self._changed[replica.id] = None
+        self._seen.changed[replica.id] = None
 
     def put_back(self, id: ReplicaId, batch: RunningBatch) -> None:
         """A batch was taken out of `running` by mistake: it runs on."""
@@ -348,22 +352,24 @@ class ReplicaPool:
 
     def note_change(self, replica: Replica) -> None:
         """A replica has changed in what its view shows."""
-        self._changed[replica.id] = None
+        self._seen.changed[replica.id] = None
 
     def views(self) -> tuple[ReplicaView, ...]:
         """All replicas but the draining ones as policies see them, in the order in which they were started. The view of
         a replica that has not changed is the same object as before, and so is the tuple if none has."""
-        changed, views, is_new = self._changed, self._views, False
-        before, running = self._seen_running, self.running
+        seen, running, is_new = self._seen, self.running, False
+        if not seen.views:
+            seen.changed = dict.fromkeys(self.replicas)
+        changed, views, before = seen.changed, seen.views, seen.running
         if before or running:
             changed.update(dict.fromkeys(before.keys() - running.keys()))
             for id, batch in reversed(running.items()):  # the newest first
-                if batch.id <= self._seen_batch:
+                if batch.id <= seen.batch:
                     break
                 changed[id] = None
-            self._seen_running = running.copy()
+            seen.running = running.copy()
             if running:
-                self._seen_batch = next(reversed(running.values())).id
+                seen.batch = next(reversed(running.values())).id
         for id in changed:
             replica = self.replicas.get(id)
             if replica is None or replica.life is Life.DRAINING:
@@ -372,8 +378,8 @@ class ReplicaPool:
                 views[id], is_new = view, True
         changed.clear()
         if is_new:
-            self._all_views = tuple(views.values())
-        return self._all_views
+            seen.all_views = tuple(views.values())
+        return seen.all_views
 
     def add_idle(self, replica: Replica) -> None:
         """Add a ready replica without a batch to `idle`."""

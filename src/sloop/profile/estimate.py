@@ -8,10 +8,11 @@ predicted), clipped to [0.8, 1.5].
 """
 
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
+from sloop.transient import Cache
 from sloop.units import ms, s
 from sloop.vocabulary import ALONE, Shape, Slot, bounds_of, shadow_in
 
@@ -66,8 +67,6 @@ class Estimate:
         "variant",
     )
 
-    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = ("profile", "_base_ns", "_blocks", "_costs_ns")
-
     def __init__(
         self,
         profile: Profile,
@@ -92,9 +91,9 @@ class Estimate:
         self._applied = 1.0
         self._block: list[float] = []
         self._highest: list[list[float]] = []
-        self._base_ns: dict[float, tuple[int, ...]] = {}
-        self._costs_ns: dict[float, tuple[int, ...]] = {}
-        self._blocks: dict[tuple[float, float, float], BlockCosts] = {}
+        self._base_ns: Cache[float, tuple[int, ...]] = Cache()
+        self._costs_ns: Cache[float, tuple[int, ...]] = Cache()
+        self._blocks: Cache[tuple[float, float, float], BlockCosts] = Cache()
         """By the cores of a body and of its shadow, and the factor."""
         self._shapes: dict[Shape, ShapeEstimate] = {}
 
@@ -184,10 +183,6 @@ class Estimate:
         if correction != self._applied:
             self._applied = correction
             self._costs_ns.clear()
-
-    def restored(self) -> None:
-        """A snapshot has set what was learnt."""
-        self._costs_ns.clear()
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
@@ -288,8 +283,6 @@ class ShapeEstimate(Estimate):
 
     __slots__ = ("_shape", "_shares", "_whole")
 
-    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = (*Estimate.NOT_IN_SNAPSHOT, "_shares")
-
     def __init__(self, whole: Estimate, shape: Shape) -> None:
         super().__init__(
             whole.profile,
@@ -301,7 +294,7 @@ class ShapeEstimate(Estimate):
         )
         self._whole = whole
         self._shape = shape
-        self._shares: dict[float, tuple[float, ...]] = {}
+        self._shares: Cache[float, tuple[float, ...]] = Cache()
 
     @property
     def memory_bytes(self) -> int:
@@ -350,11 +343,6 @@ class ShapeEstimate(Estimate):
     def of(self, shape: Shape) -> Estimate:
         """The estimate of another shape of the same model."""
         return self if shape == self._shape else self._whole.of(shape)
-
-    def restored(self) -> None:
-        """A snapshot has set what was learnt; the rest follows from the profile."""
-        self.profile, self._base_ns, self._costs_ns, self._shares = self._whole.profile, {}, {}, {}
-        self._blocks = {}
 
 
 class CrowdedEstimate(Estimate):

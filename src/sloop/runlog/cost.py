@@ -11,7 +11,7 @@ always there is held from the start, except while it is lost.
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -41,8 +41,6 @@ class CostAccount:
     """All allocations of a run and their integrals up to `charged_ns`. `nodes`, by name, have the prices; nodes may be
     added to it later."""
 
-    NOT_IN_SNAPSHOT: ClassVar = ("_usd_parts",)
-
     def __init__(self, nodes: Mapping[str, Node] | None = None) -> None:
         self.charged_ns = 0
         self.microcores: dict[str, int] = {}
@@ -60,10 +58,6 @@ class CostAccount:
         self._usd_per_h = 0.0
         """The same, rounded once."""
         self._usd_per_h_ns = 0.0
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have."""
-        self._usd_parts = sum(_parts(each.usd_per_h) for each in self._allocations.values())
 
     @property
     def cores(self) -> float:

@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from sloop import actions, events
 from sloop.actions import End, StartBatch, VersionState
@@ -26,7 +26,7 @@ from sloop.events import Finished
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
 from sloop.runlog.replicas import DeviceName, DeviceUse
-from sloop.runlog.run import Kept, RunState
+from sloop.runlog.run import Kept, Observer, RunState
 from sloop.runlog.samples import new_samples
 from sloop.runlog.versions import Build, VersionParts, VersionRecord
 from sloop.runlog.weights import WeightAccount
@@ -41,8 +41,6 @@ class DeploymentState:
     `start_ns` is the start of the run, by default the instant of the first record. `on_second` is called with a version
     at its first record after the end of a second.
     """
-
-    NOT_IN_SNAPSHOT: ClassVar = ("_on_second", "last_decisions")
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class DeploymentState:
         """Requests for applications that were not deployed; None if there were none."""
         self._build = build
         self._kept = kept
-        self._on_second = on_second
+        self._observer = Observer(on_second)
         self._start_ns = start_ns
         self._now_ns = start_ns or 0
         self._has_begun = self._nodes_begun = False
@@ -137,11 +135,6 @@ class DeploymentState:
         """Add the records of one instant, in order."""
         for record in records:
             self._append(now_ns, record)  # read anew: a record may add the second version
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have."""
-        self._on_second = None
-        self.last_decisions = deque(maxlen=self._kept.decisions)
 
     def advance(self) -> None:
         """Bring all runs and accounts to the instant of the last record. Call it before reading versions that may have
@@ -304,8 +297,8 @@ class DeploymentState:
             uses=self.uses,
         )
         record = VersionRecord(parts, run, state, share, self.now_ns)
-        if self._on_second is not None:
-            run.on_second = partial(self._on_second, record)
+        if self._observer.on_second is not None:
+            run.observer.on_second = partial(self._observer.on_second, record)
         self.records.append(record)
         self.versions[parts.key] = record
         self._run_of_stage |= dict.fromkeys(run.stages, run)

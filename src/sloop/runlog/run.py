@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -30,6 +30,7 @@ from sloop.runlog.replicas import (
 )
 from sloop.runlog.requests import GraphRequestRecord, RequestRecord, RouteRecord, SecondRecord, StageRecord
 from sloop.runlog.samples import Samples, new_samples
+from sloop.transient import Transient
 from sloop.units import NS_PER_S
 from sloop.vocabulary import (
     ALONE,
@@ -70,6 +71,13 @@ class Kept(Struct, frozen=True):
     """Whether it keeps the forward-pass times measured by the replicas."""
 
 
+class Observer(Transient):
+    """Who is told that a second has ended, at the first record after it, so as to empty the samples; None if nobody."""
+
+    def __init__(self, on_second: Callable[..., None] | None = None) -> None:
+        self.on_second = on_second
+
+
 class RunState:
     """The state of one version of an application after the records appended so far.
 
@@ -78,8 +86,6 @@ class RunState:
     instant of the first record. `others` take the records that are not about the version, by type. `uses` has the
     devices that all versions share.
     """
-
-    NOT_IN_SNAPSHOT: ClassVar = ("on_second",)
 
     def __init__(
         self,
@@ -130,8 +136,7 @@ class RunState:
         self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
         """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
-        self.on_second: Callable[[], None] | None = None
-        """Called at the first record after the end of a second, so that a consumer can empty the samples."""
+        self.observer = Observer()
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
         self._keeps_routes, self._keeps_service = kept.routes, kept.service
         self._second, self._second_end_ns, self._charged = SecondRecord(0), _BEFORE_NS, 0
@@ -159,10 +164,6 @@ class RunState:
             actions.Decided: self.decide,
             Unlogged: self._count_unlogged,
         }
-
-    def restored(self) -> None:
-        """Set what a snapshot does not have."""
-        self.on_second = None
 
     def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
         """Add one record; instants never decrease."""
@@ -602,8 +603,8 @@ class RunState:
         kept = self.seconds.maxlen
         while now_ns >= self._second_end_ns:
             self._measure_second(self._second_end_ns)
-            if self.on_second is not None:
-                self.on_second()
+            if self.observer.on_second is not None:
+                self.observer.on_second()
             skipped = max(0, (now_ns - self._second_end_ns) // NS_PER_S - kept) if kept else 0
             if skipped:
                 self._second_end_ns += skipped * NS_PER_S

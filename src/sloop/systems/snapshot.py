@@ -6,9 +6,8 @@ to it by name. The rest is written field by field, with shared and cyclic refere
 only values, containers, and objects of sloop's classes and of those beside the application's policies, and runs no code
 that the snapshot names.
 
-What cannot be saved is refused with the path of fields that leads to it: a closure, an open file, an object of a
-class from elsewhere. Two class attributes say what saving a class means: `NOT_IN_SNAPSHOT`, its fields
-that are left out, and `restored()`, which sets them afterwards.
+What is `Transient` is written as its class alone, and read as a new object of it. What cannot be saved is refused with
+the path of fields that leads to it: a closure, an open file, an object of a class from elsewhere.
 """
 
 import math
@@ -33,8 +32,10 @@ from sloop import actions, events, vocabulary
 from sloop.core import ApplicationParts, Core
 from sloop.core.views import Bucket, CoreDemand, DeviceView, ReplicaView
 from sloop.errors import InputError, SloopError
+from sloop.profile.estimate import Estimate
 from sloop.runlog.fold import DeploymentState
 from sloop.systems.system import VERBS
+from sloop.transient import Transient
 
 FORMAT: Final = 1
 """Of the snapshot's encoding. The fields of classes are compared one by one when it is read."""
@@ -43,6 +44,8 @@ MODULES: Final = (
     "sloop.policies",
     "sloop.solvers",
     "sloop.profile.estimate",
+    "sloop.profile.interference",
+    "sloop.transient",
     "sloop.runlog",
     "sloop.app.graph",
     "sloop.app.progress",
@@ -51,6 +54,8 @@ MODULES: Final = (
     "sloop.events",
 )
 """Objects of classes in these modules, and below them, can be saved, and those of the package with a user's policy."""
+JSON_INT: Final = 2**63
+"""Larger integers, such as an exact sum of prices, are written as text."""
 PLAIN: Final = frozenset({int, str, bool, NoneType})
 VALUES: Final = frozenset(
     kind
@@ -101,7 +106,10 @@ def externals_of(
         key = each.key
         found += [(f"{key}/parts", each), (f"{key}/graph", each.graph), (f"{key}/beliefs", each.beliefs)]
         found.append((f"{key}/policies", each.policies))
-        found += [(f"{key}/belief{at}", belief) for at, belief in enumerate(each.beliefs.values())]
+        for at, belief in enumerate(each.beliefs.values()):
+            found.append((f"{key}/belief{at}", belief))
+            if isinstance(belief, Estimate):
+                found.append((f"{key}/belief{at}/profile", belief.profile))
         for verb in VERBS:
             found += _policy(f"{key}/{verb}", getattr(each.policies, verb))
     return found
@@ -190,7 +198,7 @@ class _TreeWriter:
         """The tree of one value. SnapshotError if it cannot be saved."""
         kind = type(value)
         if kind in PLAIN:
-            return value
+            return value if kind is not int or -JSON_INT <= value < JSON_INT else ["i", str(value)]
         name = self._names.get(id(value))
         if name is not None and not _has_state(name):
             return ["x", name]
@@ -267,12 +275,13 @@ class _TreeWriter:
         """The fields that a snapshot keeps of an object. Of a belief that is a dataclass, these are those that are no
         parameters, which follow from its definition."""
         names: Iterable[str]
+        if isinstance(value, Transient):
+            return ()
         if is_external and is_dataclass(value):
             names = [field.name for field in fields(value) if not field.init]
         else:
             names = value.__struct_fields__ if isinstance(value, Struct) else _fields_of(value)
-        left_out = getattr(type(value), "NOT_IN_SNAPSHOT", ())
-        return tuple([name for name in names if name not in left_out])
+        return tuple(names)
 
     def _class_name(self, kind: type) -> str:
         if not _is_within(kind.__module__, self._modules):
@@ -302,11 +311,11 @@ class _TreeReader:
         self._modules = _modules_of(externals)
         self._types = [self._found(name) if self._is_allowed(name) else None for name, _ in classes]
         self._met: list[Any] = []
-        self._restored: list[Any] = []
         self._values = {kind.__name__: kind for kind in VALUES}
         self._lists = {kind.__name__: list[kind] for kind in VALUES}  # type: ignore[valid-type]  # made at run time
         self._readers: dict[str, Callable[[list[Any]], Any]] = {
             "f": lambda tree: float(tree[1]),
+            "i": lambda tree: int(tree[1]),
             "t": lambda tree: tuple(self._contents(tree, 1)),
             "z": lambda tree: frozenset(map(self.read, tree[1:])),
             "b": lambda tree: b64decode(tree[1]),
@@ -332,11 +341,6 @@ class _TreeReader:
             "o": lambda tree: self._object(tree, 1, None),
             "X": lambda tree: self._object(tree, 2, self._external(tree[1])),
         }
-
-    def finish(self) -> None:
-        """Let all objects set the fields that are not saved."""
-        for made in self._restored:
-            made.restored()
 
     def read(self, tree: Tree) -> Any:  # noqa: ANN401  # any object of a core
         """The value of a tree."""
@@ -402,15 +406,13 @@ class _TreeReader:
             self._met[number] = made = kind(**dict(zip(names, map(self.read, values), strict=True)))
             return made
         if made is None:
-            made = object.__new__(kind)
+            made = kind() if issubclass(kind, Transient) else object.__new__(kind)
         self._met.append(made)
         slots = _slots_of(kind)
         for each, value in zip(names, values, strict=True):
             if each not in slots and not hasattr(made, "__dict__"):
                 raise SnapshotError(f": {name} has no field {each!r}", help=REPORT)
             object.__setattr__(made, each, self.read(value))
-        if hasattr(made, "restored"):
-            self._restored.append(made)
         return made
 
     def _is_allowed(self, name: str) -> bool:
@@ -469,17 +471,14 @@ def restore(
             raise SnapshotError(f": it has format {snapshot.format}", help=REPORT)
         reader = _TreeReader(externals, snapshot.classes)
         core = reader.read(snapshot.core)
-        reader.finish()
         if snapshot.planner is not None:
             own = msgspec.convert(snapshot.planner, Snapshot)
             reader = _TreeReader(externals, own.classes)
             core.planner.adopt(reader.read(own.core))
-            reader.finish()
         fold = None
         if snapshot.fold is not None:
             reader = _TreeReader(externals, snapshot.classes)
             fold = reader.read(snapshot.fold)
-            reader.finish()
     except (SnapshotError, ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError) as error:
         raise InputError(
             f"the snapshot cannot be read: {error}",

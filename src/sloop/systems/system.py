@@ -123,7 +123,7 @@ def _check_attributes(kind: Any, protocol: Any) -> None:  # noqa: ANN401  # clas
             raise InputError(what, help=f"set it; or inherit the default, if it has one: class {kind.__name__}({base})")
     own = [base for base in kind.__mro__ if base.__module__ not in ("abc", "builtins", "typing", protocol.__module__)]
     for name in (name for base in own for name in vars(base)):
-        if not name.startswith("_") and name not in known and name not in options and name != "NOT_IN_SNAPSHOT":
+        if not name.startswith("_") and name not in known and name not in options:
             hint = nearest(name, known)
             what = f"{kind.__name__}.{name} is no parameter, and nobody reads it"
             raise InputError(what, help=f"{hint}; what only the class itself uses is _{name}")
