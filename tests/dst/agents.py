@@ -84,7 +84,7 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.sim.checkers import HALF_UNIT, Violation
-from sloop.sim.cluster import Cluster, ClusterTruths, SimulatedNode
+from sloop.sim.cluster import Cluster, ClusterTruths
 from sloop.sim.happenings import Crashed
 from sloop.sim.replicas import Truths
 from sloop.units import ms, s
@@ -305,7 +305,7 @@ class RemoteCluster(Cluster):
         delay_ns: int = 0,
     ) -> None:
         super().__init__(truths, nodes)
-        self.void.add(-1)  # never empty, so that finished batches, too, pass through `happen`
+        self.pending.void.add(-1)  # never empty, so that finished batches, too, pass through `happen`
         self._opened = opened
         self._links = {
             name: AgentLink(delay_ns, is_open=node.state is NodeState.READY) for name, node in self._nodes.items()
@@ -372,9 +372,9 @@ class RemoteCluster(Cluster):
             if self._links[node].is_open:
                 self._send(now_ns, node, order)
         elif isinstance(order, AcquireNode):
-            self._acquire(now_ns, self._nodes[order.node])
+            self._acquire(now_ns, order.node)
         elif isinstance(order, ReleaseNode):
-            self._release(now_ns, self._nodes[order.node])
+            self._release(now_ns, order.node)
         elif isinstance(order, Transfer | CancelTransfer):
             self._move_weights(now_ns, order)
 
@@ -612,7 +612,7 @@ class RemoteCluster(Cluster):
                 self._close(link)
             link.held.clear()
         # Agents finish what they do at once, such as a resize, before they connect again.
-        self.void.update(entry[1] for entry in self.pending if type(entry[2]) is WorkerResized)
+        self.pending.void.update(entry[1] for entry in self.pending.heap if type(entry[2]) is WorkerResized)
         for shadow in list(self._shadows.values()):  # nor do they keep shadows
             self._forget_shadow(shadow)
             shadow.body.update_speed()
@@ -667,10 +667,11 @@ class RemoteCluster(Cluster):
 
     # Nodes
 
-    def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
+    def _acquire(self, now_ns: int, node: str) -> None:
+        there = self._nodes[node]
         if self._active[FaultKind.FAILED_ACQUIRES, ""]:
-            node.state = NodeState.LOST
-            self._report(now_ns + PROVIDER_NS, NodeLost(node.node.name, f"no {node.node.hardware} is available"))
+            there.state = NodeState.LOST
+            self._report(now_ns + PROVIDER_NS, NodeLost(node, f"no {there.node.hardware} is available"))
         else:
             super()._acquire(now_ns, node)
 
@@ -688,13 +689,12 @@ class RemoteCluster(Cluster):
         self._connect(link)
         return found
 
-    def _release(self, now_ns: int, node: SimulatedNode) -> None:
-        name = node.node.name
-        node.state = NodeState.RELEASED
-        self._kill_all(now_ns, name)
-        self._lose_weights(now_ns, name)
-        self._close(self._links[name])
-        self._report(now_ns + PROVIDER_NS, NodeReleased(name))
+    def _release(self, now_ns: int, node: str) -> None:
+        self._nodes[node].state = NodeState.RELEASED
+        self._kill_all(now_ns, node)
+        self._lose_weights(now_ns, node)
+        self._close(self._links[node])
+        self._report(now_ns + PROVIDER_NS, NodeReleased(node))
 
     def _connect(self, link: AgentLink) -> None:
         self._close(link)
@@ -717,7 +717,8 @@ class RemoteCluster(Cluster):
             self._report(reported_ns, WorkerLost(id, f"node {name} is lost: {why}"))
         self._lose_weights(now_ns, name)
         # Its transfers have ended. Starts that wait for them end too; otherwise another core would adopt them.
-        waiting = [self._awaiting.pop(key) for key in [*self._awaiting] if key[1] == name]
+        awaiting = self._transfers._awaiting if self._transfers is not None else {}
+        waiting = [awaiting.pop(key) for key in [*awaiting] if key[1] == name]
         starting = {
             id for ids in waiting for id in ids if id in self._replicas and self._replicas[id].start is not None
         }

@@ -37,7 +37,7 @@ def cluster(
 ) -> RemoteCluster:
     """The nodes of a schedule without operations, with these faults, each at a time in seconds."""
     found = Setting(schedule).cluster(opened or OpenRequests())
-    found.pending = [entry for entry in found.pending if not isinstance(entry[2], AllHealed)]
+    found.pending.heap[:] = [entry for entry in found.pending.heap if not isinstance(entry[2], AllHealed)]
     for at_s, fault in faults:
         found.schedule(s(at_s), fault)
     return found
@@ -50,8 +50,8 @@ def fault(kind: FaultKind, span_s: float = 0.0, *, node: str = HOME.name, detail
 def events_of(found: RemoteCluster, until_s: float) -> list[tuple[float, Event]]:
     """What the core is told until then, with the times in seconds."""
     told: list[tuple[float, Event]] = []
-    while found.pending[0][0] <= s(until_s):
-        at_ns, sequence, happening = heappop(found.pending)
+    while found.pending.heap[0][0] <= s(until_s):
+        at_ns, sequence, happening = heappop(found.pending.heap)
         event = found.happen(at_ns, sequence, happening)
         if event is not None:
             told.append((at_ns / 1e9, event))

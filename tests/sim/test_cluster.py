@@ -106,8 +106,8 @@ def batch(id: int, size: int = 1) -> StartBatch:
 def play_until(cluster: Cluster, until_ns: int) -> list[tuple[int, Event]]:
     """Everything the core would be told up to and at an instant."""
     told: list[tuple[int, Event]] = []
-    while cluster.pending[0][0] <= until_ns:
-        now_ns, sequence, happening = heappop(cluster.pending)
+    while cluster.pending.heap[0][0] <= until_ns:
+        now_ns, sequence, happening = heappop(cluster.pending.heap)
         event = cluster.happen(now_ns, sequence, happening)
         if event is not None:
             told.append((now_ns, event))
@@ -177,7 +177,7 @@ def test_what_was_under_way_dies_with_the_replica() -> None:
     cluster.obey(ms(1), StopWorker(R0, "said twice"))
     cluster.start_batch(ms(1), batch(1))
     assert play_until(cluster, s(1)) == [(ms(1), WorkerStopped(R0))]
-    assert not cluster.void
+    assert not cluster.pending.void
 
 
 def test_a_starting_replica_that_is_stopped_is_never_ready() -> None:
@@ -191,7 +191,7 @@ def test_notes_are_no_orders() -> None:
     cluster = cluster_of()
     cluster.obey(0, Decided("plan", "because"))
     assert play_until(cluster, s(1)) == []
-    assert cluster.pending[0][0] == FOREVER_NS
+    assert cluster.pending.heap[0][0] == FOREVER_NS
 
 
 def test_a_crash_loses_the_replica_and_its_batch() -> None:
@@ -303,7 +303,7 @@ def test_a_released_node_fails_no_more() -> None:
     cluster.obey(s(60), ReleaseNode("n1"))
     later = [event for _, event in play_until(cluster, s(10_000))]
     assert NodeLost("n1", "it went down") not in later
-    assert not cluster.void
+    assert not cluster.pending.void
 
 
 def test_a_replica_is_as_fast_as_its_kind_of_hardware() -> None:
@@ -380,7 +380,7 @@ def test_a_healed_cluster_repairs_its_nodes() -> None:
     play_until(cluster, s(100))
     cluster.stop_faults(s(100))
     assert play_until(cluster, s(10**7)) == [(s(100), NodeReady(N0))]
-    assert not cluster.void
+    assert not cluster.pending.void
 
 
 PARTS = Graph((GraphStage("only"), GraphStage("more", ("only",), each=Each("only"))))
@@ -567,7 +567,7 @@ def test_a_start_fetches_the_weights_and_then_goes_through_its_steps() -> None:
     ]
     cluster.obey(s(10), StartWorker(R1, spec()))
     assert [step for _, step in steps(play_until(cluster, s(19)), R1)] == ["spawning", "loading", "warming", "ready"]
-    assert cluster.pending[0][0] == FOREVER_NS
+    assert cluster.pending.heap[0][0] == FOREVER_NS
 
 
 def test_a_replica_takes_a_worker_that_waits_on_its_node_and_starts_without_a_new_process() -> None:
@@ -623,7 +623,7 @@ def test_a_start_that_is_stopped_while_it_fetches_leaves_the_link_to_others() ->
     assert (s(61), WorkerStopped(R0)) in told
     assert steps(told) == [(s(60), "fetching")]
     assert steps(told, R1) == [(s(60), "fetching"), (s(61) + ms(500), "ready")]
-    assert not cluster.void
+    assert not cluster.pending.void
 
 
 def test_a_node_that_fails_or_is_released_loses_its_weights() -> None:

@@ -61,7 +61,7 @@ def ending(now_ns: int, event: Event) -> Sequence[Action]:
 def test_at_one_instant_the_wake_comes_first_then_the_cluster_then_the_ingress() -> None:
     cluster = idle_cluster()
     news = Finished(BatchId(1), ReplicaId(1), 5)
-    cluster.pending.insert(0, (ms(3), 7, news))
+    cluster.pending.heap.insert(0, (ms(3), 7, news))
     core = Script(ending, wakes_ns=[0, ms(3)])
     played = play(core, cluster, iter([(ms(3), request(0, ms(3)))]), until_ns=ms(10))
     assert core.told == [(0, WOKE), (ms(3), WOKE), (ms(3), news), (ms(3), request(0, ms(3)))]
@@ -81,12 +81,12 @@ def test_all_requests_of_an_instant_are_told_together() -> None:
 def test_a_cancelled_entry_of_an_instant_does_not_announce_another_event() -> None:
     cluster = idle_cluster()
     first, never = Finished(BatchId(1), ReplicaId(1), 5), Finished(BatchId(2), ReplicaId(2), 5)
-    cluster.pending[:0] = [(ms(3), 7, first), (ms(3), 8, never)]
-    cluster.void.add(8)
+    cluster.pending.heap[:0] = [(ms(3), 7, first), (ms(3), 8, never)]
+    cluster.pending.void.add(8)
     core = Script()
     play(core, cluster, iter([]), until_ns=ms(10))
     assert (core.told, core.more) == ([(ms(3), first)], [False])
-    assert not cluster.void
+    assert not cluster.pending.void
 
 
 def test_what_the_orders_of_an_instant_cause_at_once_comes_a_nanosecond_later() -> None:

@@ -131,7 +131,7 @@ def test_a_shadow_that_dies_leaves_the_rest_of_its_batch_to_the_body() -> None:
     cluster = cluster_of(FaultRates(shadow_mtbf_s=0.02))
     attach(cluster)
     play_until(cluster, LOAD_NS)
-    crash_ns = min(at_ns for at_ns, _, event in cluster.pending if isinstance(event, Crashed))
+    crash_ns = min(at_ns for at_ns, _, event in cluster.pending.heap if isinstance(event, Crashed))
     begin_ns = crash_ns - ms(25)
     cluster.start_batch(begin_ns, batch(0, 3))
     lost, finished = play_until(cluster, s(1))

@@ -5,9 +5,9 @@ discarded. It executes every order; `sim.checkers` verifies orders. Must not imp
 stores no requests, only batch durations.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush
-from itertools import count
 
 from msgspec import Struct, field, structs
 
@@ -15,14 +15,17 @@ from sloop import actions, events
 from sloop.actions import Action, StartBatch
 from sloop.events import Event, Finished
 from sloop.sim import happenings
+from sloop.sim.devices import SimulatedDevices
+from sloop.sim.happenings import Pending
+from sloop.sim.nodes import SimulatedNodes
 from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, SimulatedPipeline
 from sloop.sim.replicas import EndsLater, LocalStart, SimulatedReplica, SimulatedShadow, Truths
+from sloop.sim.transfers import NO_WEIGHTS, SimulatedTransfers
 from sloop.sim.truth.cold_start import FETCHING, LOADING, SPAWNING, WARM_NS, AcquisitionSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultSampler
-from sloop.sim.truth.sharing import SharedDevice
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, TransferId, WorkerId, bounds_of
+from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, WorkerId, bounds_of
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -45,56 +48,30 @@ class ClusterTruths(Struct, frozen=True):
 
 SILENCES_NS = tuple(map(s, (1, 2, 3, 4, 6, 8, 16)))
 """For how long a worker has been silent when the core is told so."""
-NO_WEIGHTS = "its weights do not come"
-"""Why a replica is lost whose transfer has failed."""
-
-
-class SimulatedNode:
-    """A machine: its state, and the pending event that ends it."""
-
-    __slots__ = ("node", "pending", "state")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
-        self.pending = -1
-        """Sequence number of its next event: its failure while it is ready, its repair while it is lost."""
 
 
 class Cluster:
-    """Replicas on nodes. `pending` is a heap of future events; it always has an entry at `FOREVER_NS`."""
+    """Replicas on nodes. `pending` always has an entry at `FOREVER_NS`."""
 
     def __init__(self, truths: ClusterTruths, nodes: Iterable[Node] = ()) -> None:
         self._truths = truths
         self._rates = truths.faults.rates
         self._touches_batches = self._rates.touches_batches
         self._healed = False
-        self._sequences = count()
+        self.pending = Pending()
+        self._push, self._sequences, self._heap = self.pending.add, self.pending.sequences, self.pending.heap
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
         self._shadows: dict[WorkerId, SimulatedShadow] = {}
-        self._nodes = {node.name: SimulatedNode(node) for node in nodes}
-        self.pending: list[happenings.PendingHappening] = []
-        self.void: set[int] = set()
-        """Sequence numbers of cancelled entries."""
-        self._awaiting: dict[tuple[TransferId, str], list[ReplicaId]] = {}
-        """By ordered transfer and receiver, the replicas that wait for it."""
-        self._failed: set[tuple[TransferId, str]] = set()
-        """Ordered transfers that have failed, with their receivers."""
         self._pipelines: dict[WorkerId, SimulatedPipeline] = {}
-        self._transfers_due = FOREVER_NS, -1
-        """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
-        self._devices: dict[tuple[str, str], SharedDevice] = {}
-        """By node and accelerator, or "" for its cores."""
-        self._ends_of: dict[BatchId, SimulatedReplica] = {}
-        """The replicas whose batches run on shared devices."""
-        self._out_until_ns: dict[str, int] = {}
-        """By node, until when it cannot be acquired."""
         self._push(FOREVER_NS, events.WOKE)
-        if self._rates.outage_at_s:
-            self._push(s(self._rates.outage_at_s), happenings.Outage())
-        for node in self._nodes.values():
-            if node.state is NodeState.READY:
-                self._plan_failure(0, node)
+        self._nodes = SimulatedNodes(nodes, truths.acquisition, truths.faults, self.pending)
+        self._devices = SimulatedDevices(self.pending)
+        self._transfers: SimulatedTransfers | None = None
+        """None if no start has to fetch any weights, and the core orders no transfers."""
+        if truths.weights is not None:
+            self._transfers = SimulatedTransfers(
+                truths.weights, self._nodes, self._replicas, self.pending, self._go_on, self._lose
+            )
 
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
         """Run a batch. The hot path of every simulation."""
@@ -112,15 +89,15 @@ class Cluster:
         if replica.sharing is not None:
             edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
             finished = Finished(order.batch, order.replica, service_ns, edge_counts)
-            self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
+            self._devices.join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
             return
         branches = replica.branches
         if branches is None:
             finished = Finished(order.batch, order.replica, service_ns)
         else:
             finished = Finished(order.batch, order.replica, service_ns, branches.taken(order))
-        replica.batch_end = end = (now_ns + service_ns, next(self._sequences), finished)
-        heappush(self.pending, end)
+        replica.batch_end = end = (now_ns + service_ns, next(self._sequences), finished)  # as `Pending.add` does
+        heappush(self._heap, end)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
@@ -142,11 +119,29 @@ class Cluster:
                 replica.resized_ns = max(replica.resized_ns, now_ns + replica.truths.resize.draw_ns())
                 self._push(replica.resized_ns, events.WorkerResized(order.worker, order.cores))
         elif isinstance(order, actions.AcquireNode):
-            self._acquire(now_ns, self._nodes[order.node])
+            self._acquire(now_ns, order.node)
         elif isinstance(order, actions.ReleaseNode):
-            self._release(now_ns, self._nodes[order.node])
+            self._release(now_ns, order.node)
         elif isinstance(order, actions.Transfer | actions.CancelTransfer | actions.Evict):
             self._move_weights(now_ns, order)
+
+    def _acquire(self, now_ns: int, node: str) -> None:
+        self._nodes.acquire(now_ns, node)
+
+    def _release(self, now_ns: int, node: str) -> None:
+        self._lose_weights(now_ns, node)
+        self._nodes.release(now_ns, node)
+
+    def _move_weights(self, now_ns: int, order: actions.Transfer | actions.CancelTransfer | actions.Evict) -> None:
+        """Execute an order about weights."""
+        transfers = self._transfers
+        assert transfers is not None, "the core orders transfers in a world without weights"
+        if isinstance(order, actions.Transfer):
+            transfers.begin(now_ns, order, is_warm=self._truths.is_warm and now_ns < WARM_NS)
+        elif isinstance(order, actions.CancelTransfer):
+            transfers.cancel(now_ns, order)
+        else:
+            transfers.evict(order)
 
     def deliver_plan(self, now_ns: int, planned: events.Planned) -> None:
         """The core is told a plan when the time that planning takes has passed."""
@@ -155,15 +150,13 @@ class Cluster:
 
     def happen(self, now_ns: int, sequence: int, event: happenings.Happening) -> Event | None:
         """Apply a pending entry. Returns the event for the core, or None."""
-        if sequence in self.void:
-            self.void.remove(sequence)
+        if sequence in self.pending.void:
+            self.pending.void.remove(sequence)
             return None
         if isinstance(event, happenings.InternalEvent):
             return self._happen_within(now_ns, sequence, event)
         if isinstance(event, events.NodeReady):
-            node = self._nodes[event.node.name]
-            node.state = NodeState.READY
-            self._plan_failure(now_ns, node)
+            self._nodes.ready(now_ns, event.node.name)
         elif isinstance(event, happenings.WorkerHappening):
             return self._happen_to(now_ns, event)
         elif isinstance(event, events.WorkerStopped):
@@ -176,7 +169,7 @@ class Cluster:
             if replica is None:
                 return None
             if isinstance(event, events.BatchFailed):
-                self._leave_device(now_ns, replica)
+                self._devices.leave(now_ns, replica)
         return event
 
     def _happen_to(self, now_ns: int, event: happenings.WorkerHappening) -> Event | None:
@@ -203,19 +196,22 @@ class Cluster:
     def _happen_within(self, now_ns: int, sequence: int, event: happenings.InternalEvent) -> Finished | None:
         """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
         if isinstance(event, happenings.DeviceDue):
-            return self._end_on(now_ns, sequence, event)
+            return self._devices.end(now_ns, sequence, event)
         if isinstance(event, happenings.NodeFailed):
-            self._lose_node(now_ns, self._nodes[event.node])
+            self._nodes.lose(now_ns, event.node)
+            self._lose_all_on(now_ns, event.node)
         elif isinstance(event, happenings.Outage):
-            self._begin_outage(now_ns)
+            replicas = Counter(replica.spec.node or "" for replica in self._replicas.values())
+            if node := self._nodes.begin_outage(now_ns, replicas):
+                self._lose_all_on(now_ns, node)
         elif isinstance(event, happenings.Crashed):
             shadow = self._shadows.get(event.worker)
             if shadow is None:
                 self._lose(now_ns, event.worker, "the worker process died")
             elif not shadow.is_stopping:
                 self._lose_shadow(now_ns, shadow)
-        elif sequence == self._transfers_due[1]:
-            self._receive_weights(now_ns)
+        elif self._transfers is not None:
+            self._transfers.arrive(now_ns, sequence)
         return None
 
     def unfinished(self, now_ns: int) -> list[BatchId]:
@@ -228,33 +224,18 @@ class Cluster:
         lost."""
         self._healed = True
         self._touches_batches = False
-        self.void.update(
+        self.pending.void.update(
             entry[1]
-            for entry in self.pending
+            for entry in self.pending.heap
             if isinstance(entry[2], happenings.NodeFailed | happenings.Outage | happenings.Crashed)
         )
-        for node in self._nodes.values():
-            if node.state is NodeState.LOST and not node.node.on_demand:
-                self.void.add(node.pending)
-                self._push(now_ns, events.NodeReady(node.node))
-
-    def _push(self, at_ns: int, event: happenings.Happening) -> int:
-        sequence = next(self._sequences)
-        heappush(self.pending, (at_ns, sequence, event))
-        return sequence
+        self._nodes.heal(now_ns)
 
     def _plan_crash(self, now_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
         """Schedule the crash of a replica that is ready now."""
         mean_s = self._rates.crash_mtbf_s
         if mean_s > 0.0 and not self._healed:
             self._push(now_ns + replica.truths.faults.after_ns("crash", mean_s), happenings.Crashed(id))
-
-    def _plan_failure(self, now_ns: int, node: SimulatedNode) -> None:
-        """Schedule the failure of a node that is ready now."""
-        mean_s = self._rates.node_mtbf_s
-        if mean_s > 0.0 and not self._healed:
-            at_ns = now_ns + self._truths.faults.after_ns("node", mean_s)
-            node.pending = self._push(at_ns, happenings.NodeFailed(node.node.name))
 
     def _start_with_faults(self, now_ns: int, order: StartBatch, replica: SimulatedReplica, service_ns: int) -> None:
         """`start_batch` for worlds with faults in batches or in their completion messages."""
@@ -265,7 +246,7 @@ class Cluster:
             service_ns = round(service_ns * self._truths.faults.slowed(now_ns, on_device=bool(replica.spec.device)))
         replica.batch_end = None
         if replica.sharing is not None:
-            self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, None))
+            self._devices.join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, None))
         if rates.touches_requests and faults.strikes_any("deadly_request", rates.deadly_request, order):
             self._push(now_ns + faults.within_ns("deadly_request", service_ns), happenings.Crashed(order.replica))
             return
@@ -310,13 +291,13 @@ class Cluster:
                 length_ns = round(length_ns * self._rates.slow_start_factor)
             if truths.faults.strikes("failed_start", self._rates.failed_start):
                 crash_ns = truths.faults.within_ns("failed_start", length_ns)
-        start, weights = LocalStart(length_ns, crash_ns), self._truths.weights
+        start, weights, transfers = LocalStart(length_ns, crash_ns), self._truths.weights, self._transfers
         is_provided = order.transfer is not None or order.pipeline is not None
-        if weights is None or not (weights.has_network or is_provided):
+        if weights is None or transfers is None or not (weights.has_network or is_provided):
             start = self._with_spare(now_ns, id, start)
             self._load(now_ns, id, start, [(LOADING, start.length_ns - start.saved_ns)])
             return
-        if order.transfer is not None and (order.transfer, spec.node or "") in self._failed:
+        if order.transfer is not None and transfers.has_failed(order.transfer, spec.node or ""):
             self._lose(now_ns, id, NO_WEIGHTS)
             return
         is_warm = self._truths.is_warm and now_ns < WARM_NS
@@ -326,11 +307,9 @@ class Cluster:
         if is_warm or (not waits if is_provided else weights.fetch(now_ns, id, spec)):
             self._load_there(now_ns, id, start, is_warm=is_warm)
             return
-        if order.transfer is not None:
-            self._awaiting.setdefault((order.transfer, spec.node or ""), []).append(id)
         self._replicas[id].start = start
         self._push(now_ns, events.WorkerProgressed(id, FETCHING))
-        self._await_transfers(now_ns)
+        transfers.wait(now_ns, id, order.transfer, spec.node or "")
 
     def _load_there(self, now_ns: int, id: ReplicaId, start: LocalStart, *, is_warm: bool = False) -> None:
         """A replica starts whose weights are on its node."""
@@ -366,27 +345,6 @@ class Cluster:
             return start
         return structs.replace(start, saved_ns=saved_ns)
 
-    def _receive_weights(self, now_ns: int) -> None:
-        """Let the replicas whose weights have come load them."""
-        weights = self._truths.weights
-        assert weights is not None
-        for arrival in weights.arrived(now_ns):
-            waiting = list(arrival.replicas)
-            order = arrival.transfer
-            if order is not None:
-                for node in arrival.receivers:
-                    self._push(now_ns, events.Transferred(order.transfer, node))
-                    own = self._awaiting.pop((order.transfer, node), [])
-                    if order.completes and order.is_kept:
-                        for spec in [self._replicas[id].spec for id in own if id in self._replicas]:
-                            weights.place(node, weights.of(spec))
-                    waiting += own
-            for id in waiting:
-                if id in self._replicas:
-                    self._go_on(now_ns, id)
-        self._transfers_due = FOREVER_NS, -1
-        self._await_transfers(weights.due_ns)
-
     def _go_on(self, now_ns: int, id: ReplicaId) -> None:
         """The weights of a replica that waited are on its node."""
         replica = self._replicas[id]
@@ -395,122 +353,6 @@ class Cluster:
             self._load_rest(now_ns, id, replica)
         else:
             self._load_there(now_ns, id, start)
-
-    def _move_weights(self, now_ns: int, order: actions.Transfer | actions.CancelTransfer | actions.Evict) -> None:
-        """Execute an order about weights."""
-        weights = self._truths.weights
-        assert weights is not None, "the core orders transfers in a world without weights"
-        if isinstance(order, actions.Transfer):
-            self._transfer(now_ns, order, weights)
-        elif isinstance(order, actions.CancelTransfer):
-            self._awaiting.pop((order.transfer, order.node), None)
-            if weights.cancel(now_ns, order.transfer, order.node):
-                self._await_transfers(now_ns)
-        else:
-            weights.evict(order.node, order.weights)
-
-    def _transfer(self, now_ns: int, order: actions.Transfer, weights: WeightPlaces) -> None:
-        """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
-        if self._truths.is_warm and now_ns < WARM_NS:
-            for node in order.receivers:
-                if order.is_kept and order.weights.layers is None:
-                    weights.place(node, order.weights)
-                self._push(now_ns, events.Transferred(order.transfer, node))
-            for id in order.completes:
-                completed = self._replicas.get(id)
-                if completed is not None:
-                    if order.is_kept:
-                        weights.place(completed.spec.node or "", weights.of(completed.spec))
-                    self._load_rest(now_ns, id, completed)
-            return
-        for id in order.completes:
-            completed = self._replicas.get(id)
-            if completed is not None:
-                self._awaiting.setdefault((order.transfer, completed.spec.node or ""), []).append(id)
-        gone = [name for name in order.receivers if self._nodes[name].state is not NodeState.READY]
-        weights.send(now_ns, order)
-        for name in gone:  # the core hears of their loss
-            self._lose_weights(now_ns, name)
-        if order.source and self._nodes[order.source].state is not NodeState.READY:
-            self._lose_weights(now_ns, order.source)
-        self._await_transfers(now_ns)
-
-    def _lose_weights(self, now_ns: int, node: str) -> None:
-        """A node that fails or is released keeps no weights, sends none, and has no spare workers."""
-        self._truths.spares.lose(node)
-        weights = self._truths.weights
-        if weights is None:
-            return
-        for order, name in weights.lose(now_ns, node):
-            self._push(now_ns, events.TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
-            self._failed.add((order.transfer, name))
-            for id in self._awaiting.pop((order.transfer, name), ()):
-                if id in self._replicas and self._replicas[id].start is not None:  # else a part that serves
-                    self._lose(now_ns, id, NO_WEIGHTS)
-        self._await_transfers(now_ns)
-
-    def _await_transfers(self, at_ns: int) -> None:
-        """Look at the transfers at this instant, so that all that begin or end until then get their rates together."""
-        if at_ns < self._transfers_due[0]:
-            self._transfers_due = at_ns, self._push(at_ns, happenings.TransfersDue())
-
-    def _forget_weights(self, now_ns: int, id: ReplicaId) -> None:
-        """A replica is gone, and does not wait for its weights any more."""
-        weights = self._truths.weights
-        if weights is not None and weights.leave(now_ns, id):
-            self._await_transfers(now_ns)
-
-    # Shared devices
-
-    def _join(self, now_ns: int, replica: SimulatedReplica, work_ns: int, ends: EndsLater) -> None:
-        """A batch begins that takes `work_ns` alone; all others on its device slow down."""
-        assert replica.sharing is not None, f"a batch of {replica.spec.stage} is disturbed by nothing"
-        device = self._devices.setdefault(replica.device, SharedDevice())
-        self._ends_of[ends.batch] = replica
-        replica.ends = ends
-        replica.batch_end = (FOREVER_NS, -1, ends.finished) if ends.finished is not None else None
-        device.join(now_ns, ends.batch, replica.sharing.work(replica.size, replica.slot, work_ns))
-        self._await_device(replica.device)
-
-    def _leave_device(self, now_ns: int, replica: SimulatedReplica) -> None:
-        """A replica's batch does not run on its device any more, if it did."""
-        if replica.ends is not None:
-            self._devices[replica.device].leave(now_ns, replica.ends.batch)
-            del self._ends_of[replica.ends.batch]
-            replica.ends = None
-            self._await_device(replica.device)
-
-    def _await_device(self, key: tuple[str, str]) -> None:
-        """Look at a device when the next batch ends there."""
-        device = self._devices[key]
-        found = device.next_end()
-        if found is None:
-            device.due = -1, -1
-        elif found[0] != device.due[0]:
-            device.due = found[0], self._push(found[0], happenings.DeviceDue(key))
-
-    def _end_on(self, now_ns: int, sequence: int, due: happenings.DeviceDue) -> Finished | None:
-        """The next batch of a device ends."""
-        device = self._devices[due.device]
-        if sequence != device.due[1]:
-            return None
-        found = device.next_end()
-        assert found is not None, f"nothing runs on {due.device}"
-        replica = self._ends_of[found[1]]
-        ends = replica.ends
-        assert ends is not None, f"batch {found[1]} does not run on {due.device}"
-        device.due = -1, -1
-        self._leave_device(now_ns, replica)
-        if ends.finished is None:
-            return None
-        finished = structs.replace(ends.finished, service_ns=now_ns - ends.began_ns)
-        if ends.again_ns is not None:
-            self._push(now_ns + ends.late_ns + ends.again_ns, finished)
-        replica.batch_end = now_ns + ends.late_ns, -1, finished
-        if not ends.late_ns:
-            return finished
-        replica.batch_end = now_ns + ends.late_ns, self._push(now_ns + ends.late_ns, finished), finished
-        return None
 
     # Pipelines
 
@@ -622,9 +464,9 @@ class Cluster:
         stops_ns, body = now_ns, shadow.body
         if shadow.is_used(now_ns) and body.batch_end is not None:
             ends = body.ends  # on a shared device: as it looks now
-            stops_ns = body.batch_end[0] if ends is None else self._devices[body.device].end_ns(ends.batch)
+            stops_ns = body.batch_end[0] if ends is None else self._devices.end_ns(body, ends.batch)
         if shadow.pending >= 0:  # it still loads
-            self.void.add(shadow.pending)
+            self.pending.void.add(shadow.pending)
         shadow.is_ready, shadow.is_stopping = False, True
         body.update_speed()
         shadow.pending = self._push(stops_ns, events.WorkerStopped(shadow.id))
@@ -653,7 +495,7 @@ class Cluster:
     def _forget_shadow(self, shadow: SimulatedShadow) -> None:
         """A shadow is gone."""
         if shadow.pending >= 0:
-            self.void.add(shadow.pending)
+            self.pending.void.add(shadow.pending)
         del self._shadows[shadow.id]
         shadow.body.shadow = None
 
@@ -669,7 +511,8 @@ class Cluster:
             if replica.shadow is not None:
                 self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
-            self._forget_weights(now_ns, id)
+            if self._transfers is not None:
+                self._transfers.leave(now_ns, id)
             self._push(now_ns, events.WorkerStopped(id))
             self._break_pipeline(now_ns, id, replica, is_lost=False)
 
@@ -680,64 +523,28 @@ class Cluster:
             if replica.shadow is not None:
                 self._forget_shadow(replica.shadow)
             self._abandon_batch(now_ns, replica)
-            self._forget_weights(now_ns, id)
+            if self._transfers is not None:
+                self._transfers.leave(now_ns, id)
             self._push(now_ns, events.WorkerLost(id, error))
             self._break_pipeline(now_ns, id, replica, is_lost=True)
 
-    def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
-        node.state = NodeState.ACQUIRING
-        at_ns = now_ns + self._truths.acquisition.draw_ns(now_ns, node.node.hardware)
-        is_out = now_ns < self._out_until_ns.get(node.node.name, 0)
-        if not self._healed and (is_out or self._truths.faults.strikes("failed_acquire", self._rates.failed_acquire)):
-            node.state = NodeState.LOST
-            self._push(at_ns, events.NodeLost(node.node.name, f"no {node.node.hardware} is available"))
-        else:
-            self._push(at_ns, events.NodeReady(node.node))
+    def _lose_all_on(self, now_ns: int, node: str) -> None:
+        """A node went down with all that it had."""
+        for id in [id for id, replica in self._replicas.items() if replica.spec.node == node]:
+            self._lose(now_ns, id, f"node {node} went down")
+        self._lose_weights(now_ns, node)
 
-    def _release(self, now_ns: int, node: SimulatedNode) -> None:
-        node.state = NodeState.RELEASED
-        self._cancel_failure(node)
-        self._lose_weights(now_ns, node.node.name)
-        self._push(now_ns, events.NodeReleased(node.node.name))
-
-    def _begin_outage(self, now_ns: int) -> None:
-        """Lose the node with the most replicas, of equal ones the first declared, and plan the next outage."""
-        held = dict.fromkeys(self._nodes, 0)
-        for replica in self._replicas.values():
-            if replica.spec.node in held:
-                held[replica.spec.node] += 1
-        name = max(held, key=held.__getitem__, default="")
-        length_ns = s(self._rates.outage_s)
-        if name and held[name]:
-            node = self._nodes[name]
-            self._cancel_failure(node)
-            self._out_until_ns[name] = now_ns + length_ns
-            self._lose_node(now_ns, node, length_ns)
-        self._push(now_ns + 2 * length_ns, happenings.Outage())
-
-    def _lose_node(self, now_ns: int, node: SimulatedNode, repair_ns: int = -1) -> None:
-        """Lose a node and every replica on it. It is repaired after `repair_ns` (-1: as declared), unless it is on
-        demand."""
-        name, error = node.node.name, f"node {node.node.name} went down"
-        node.state, node.pending = NodeState.LOST, -1
-        self._push(now_ns, events.NodeLost(name, "it went down"))
-        for id in [id for id, replica in self._replicas.items() if replica.spec.node == name]:
-            self._lose(now_ns, id, error)
-        self._lose_weights(now_ns, name)
-        if not node.node.on_demand:
-            repair_ns = s(self._rates.node_repair_s) if repair_ns < 0 else repair_ns
-            node.pending = self._push(now_ns + repair_ns, events.NodeReady(node.node))
-
-    def _cancel_failure(self, node: SimulatedNode) -> None:
-        if node.pending >= 0 and not self._healed:
-            self.void.add(node.pending)
-        node.pending = -1
+    def _lose_weights(self, now_ns: int, node: str) -> None:
+        """A node that fails or is released keeps no weights, sends none, and has no spare workers."""
+        self._truths.spares.lose(node)
+        if self._transfers is not None:
+            self._transfers.lose_node(now_ns, node)
 
     def _abandon_batch(self, now_ns: int, replica: SimulatedReplica) -> None:
         if replica.ends is not None:
-            self._leave_device(now_ns, replica)
+            self._devices.leave(now_ns, replica)
         elif replica.batch_end is not None and replica.batch_end[0] > now_ns:
-            self.void.add(replica.batch_end[1])
+            self.pending.void.add(replica.batch_end[1])
         replica.batch_end = None
 
     def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: events.WorkerResized) -> events.WorkerResized:
@@ -769,13 +576,12 @@ class Cluster:
     ) -> None:
         """Multiply the remaining time of the running batch by `ratio`."""
         if replica.ends is not None:
-            self._devices[replica.device].scale(now_ns, replica.ends.batch, ratio)
-            self._await_device(replica.device)
+            self._devices.scale(now_ns, replica, replica.ends.batch, ratio)
             return
         end_ns, sequence, finished = end
         remaining_ns = end_ns - now_ns
         longer_ns = round(remaining_ns * ratio) - remaining_ns
-        self.void.add(sequence)
+        self.pending.void.add(sequence)
         if isinstance(finished, Finished):
             finished = structs.replace(finished, service_ns=finished.service_ns + longer_ns)
         replica.batch_end = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)

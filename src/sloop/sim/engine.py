@@ -66,7 +66,8 @@ def play(  # noqa: C901, PLR0912, PLR0915  # not split: a call per event would c
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
     """Run at least until `until_ns`, then until every request has ended, for at most `patience_ns` more."""
-    handle, pending, void, start_batch = core.handle, cluster.pending, cluster.void, cluster.start_batch
+    handle, start_batch = core.handle, cluster.start_batch
+    pending, void = cluster.pending.heap, cluster.pending.void
     others: deque[Event] = deque()  # of this instant
     requests = ended = events = wakes = 0
     now_ns, limit_ns = -1, FOREVER_NS
@@ -141,7 +142,7 @@ def _gather(  # takes and returns the variables of `play`
     Returns the first event of the instant, None if there is none; the next arrival, or `ENDED`; and how many requests
     arrived.
     """
-    pending, requests = cluster.pending, 0
+    pending, requests = cluster.pending.heap, 0
     while pending[0][0] <= now_ns:
         _, sequence, happening = heappop(pending)
         found = cluster.happen(now_ns, sequence, happening)

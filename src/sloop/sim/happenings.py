@@ -1,5 +1,8 @@
 """What can happen in a simulated cluster: what the core is told, and what only the simulator knows."""
 
+from heapq import heappush
+from itertools import count
+
 from msgspec import Struct
 
 from sloop.events import (
@@ -48,3 +51,22 @@ WorkerHappening = WorkerProgressed | WorkerReady | WorkerCompleted | WorkerResiz
 """Events that count only as long as their replica, or their worker, is there."""
 PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""
+
+
+class Pending:
+    """What will happen in a cluster, the earliest first; what is due at one instant, in the order in which it was
+    added."""
+
+    __slots__ = ("heap", "sequences", "void")
+
+    def __init__(self) -> None:
+        self.heap: list[PendingHappening] = []
+        self.sequences = count()
+        self.void: set[int] = set()
+        """Sequence numbers of cancelled entries."""
+
+    def add(self, at_ns: int, event: Happening) -> int:
+        """Add an entry; returns its sequence number."""
+        sequence = next(self.sequences)
+        heappush(self.heap, (at_ns, sequence, event))
+        return sequence

@@ -19,6 +19,7 @@ from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths
 from sloop.sim.engine import play
+from sloop.sim.happenings import NodeFailed
 from sloop.sim.replicas import Truths
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultRates, FaultSampler
@@ -138,11 +139,11 @@ def test_when_a_neighbour_is_gone_the_rest_is_done_as_if_alone(how: str) -> None
         ((end_ms, _),) = ends_of(play_until(cluster, s(1)))
         assert end_ms == pytest.approx(33.0 + 64.0 - 33.0 / 1.32)
     else:
-        cluster._lose_node(ms(33), cluster._nodes["n0"])
+        cluster.happen(ms(33), -1, NodeFailed("n0"))
         told = play_until(cluster, s(1))
         assert any(isinstance(event, NodeLost) for _, event in told)
         assert ends_of(told) == []
-        assert cluster._devices["n0", "d0"].next_end() is None
+        assert cluster._devices._devices["n0", "d0"].next_end() is None
 
 
 def test_messages_that_are_lost_late_or_repeated_leave_the_device_when_the_work_is_done() -> None:
