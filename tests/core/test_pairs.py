@@ -12,29 +12,9 @@ from sloop.core.difference import diff
 from sloop.core.planner import check, cores_by_hardware, trimmed
 from sloop.core.views import ReplicaView
 from sloop.errors import InputError
-from sloop.events import (
-    WOKE,
-    BatchFailed,
-    Finished,
-    WorkerLost,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import WOKE, BatchFailed, Finished, WorkerLost, WorkerReady, WorkerResized, WorkerStopped
 from sloop.units import ms
-from sloop.vocabulary import (
-    ALONE,
-    Group,
-    Life,
-    Node,
-    Plan,
-    ReplicaId,
-    ReplicaSpec,
-    Slot,
-    StagePlan,
-    Worker,
-    WorkerId,
-)
+from sloop.vocabulary import ALONE, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan, Worker, WorkerId
 from tests.core.scene import NODE, Scene, plan_of, request
 
 R0, R1 = ReplicaId(0), ReplicaId(1)

@@ -96,22 +96,23 @@ def test_samples_and_counts_of_rare_things() -> None:
         Outcome.REJECTED: [0],
         Outcome.FAILED: [ms(50)],
     }
-    assert {key: list(found) for key, found in state.cold_start_ns.items()} == {
+    assert {key: list(found) for key, found in state.workers.cold_start_ns.items()} == {
         ("classify", "small", "loading"): [ms(40)],
         ("classify", "small", "total"): [ms(50), ms(300)],
     }
-    assert {key: list(found) for key, found in state.resize_ns.items()} == {"classify": [ms(50)]}
-    assert state.lost_replicas == {("classify", "small"): 1}
+    assert {key: list(found) for key, found in state.workers.resize_ns.items()} == {"classify": [ms(50)]}
+    assert state.workers.lost == {("classify", "small"): 1}
     assert state.failed_tries == {("classify", "small", "worker"): 1}
-    assert state.cold_starts == 2
+    assert state.workers.cold_starts == 2
 
 
 def test_a_batch_counts_for_the_cores_it_ran_on() -> None:
     state = state_at(9999)
-    sizes = {group.cores: dict(group.sizes) for group in state.groups.values()}
+    sizes = {group.cores: dict(group.sizes) for group in state.workers.groups.values()}
     assert sizes == {2.0: {1: 2, 2: 1}, 4.0: {1: 1}}
     durations = {
-        size: list(found) for size, found in state.groups["classify", "small", Slot(2.0), ALONE].durations_ns.items()
+        size: list(found)
+        for size, found in state.workers.groups["classify", "small", Slot(2.0), ALONE].durations_ns.items()
     }
     assert durations == {1: [ms(80), ms(100)], 2: [ms(150)]}
 
@@ -122,7 +123,7 @@ def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> N
     rows += [(at_ns - ms(930), record) for at_ns, record in STORY if ms(1000) <= at_ns <= ms(1050)]
     rows += [(ms(140), Finished(BatchId(0), ReplicaId(0), ms(79))), ended(140, 1, Outcome.SERVED)]
     rows += [arrived(2, 150, 150), started(150, 1, 0, 2), (ms(160), Finished(BatchId(1), ReplicaId(0), 1))]
-    group = state_at(999, rows).groups["classify", "small", Slot(4.0), ALONE]
+    group = state_at(999, rows).workers.groups["classify", "small", Slot(4.0), ALONE]
     assert ({size: list(n) for size, n in group.durations_ns.items()}, dict(group.sizes)) == ({1: [ms(10)]}, {1: 1})
     assert {size: list(n) for size, n in group.resized_ns.items()} == {1: [ms(80)]}
 
@@ -130,8 +131,8 @@ def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> N
 def test_service_times_are_kept_only_if_asked_for() -> None:
     asked = RunState(GRAPH, kept=Kept(service=True))
     asked.extend(0, [record for _, record in STORY])
-    assert list(asked.groups["classify", "small", Slot(2.0), ALONE].service_ns) == [ms(78), ms(148), ms(99)]
-    assert not state_at(9999).groups["classify", "small", Slot(2.0), ALONE].service_ns
+    assert list(asked.workers.groups["classify", "small", Slot(2.0), ALONE].service_ns) == [ms(78), ms(148), ms(99)]
+    assert not state_at(9999).workers.groups["classify", "small", Slot(2.0), ALONE].service_ns
 
 
 def test_the_history_kept_is_bounded() -> None:
@@ -191,7 +192,7 @@ def test_records_about_unknown_requests_batches_and_replicas_change_nothing() ->
         started(0, 1, 7, 1),
     ]
     state = state_at(0, strange)
-    assert (len(state.served_ns), state.replicas, state.groups) == (0, {}, {})
+    assert (len(state.served_ns), state.replicas, state.workers.groups) == (0, {}, {})
 
 
 # Requests that fan out, branch and join
@@ -373,7 +374,7 @@ def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
     late = (9, Finished(BatchId(0), ReplicaId(0), 1))
     state = chain(lost, (8, again), late)
     assert (waits_ms(state)["a"], state.waiting, len(state.batches())) == ([0, 3], 0, 1)
-    assert not state.groups["a", "v", Slot(1.0), ALONE].durations_ns
+    assert not state.workers.groups["a", "v", Slot(1.0), ALONE].durations_ns
 
 
 def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone() -> None:
@@ -504,15 +505,19 @@ def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
     assert lives_of(state, 10, 11) == [Life.STARTING] * 2, "the other part has yet to start"
     state.append(ms(8), WorkerReady(r11))
     assert lives_of(state, 10, 11) == [Life.READY] * 2
-    assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(8), ms(8)]
+    assert list(state.workers.cold_start_ns["classify", "small", COLD_START]) == [ms(8), ms(8)]
     state.append(ms(9), WorkerCompleted(r11))
     assert state.replicas[r11].part is None
     assert state.replicas[r10].group.shape == state.replicas[r11].group.shape == parts_at(BOUNDS)
     state.append(ms(12), WorkerCompleted(r10))
     state.append(ms(12), WorkerCompleted(r10))
     assert {state.replicas[id].group.shape for id in (r10, r11)} == {ALONE}
-    assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9), ms(12)]
-    assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 0, {})
+    assert list(state.workers.pipelines.completion_ns["classify", "small"]) == [ms(9), ms(12)]
+    assert (state.workers.pipelines.parts, state.workers.pipelines.lost, dict(state.workers.pipelines.open)) == (
+        2,
+        0,
+        {},
+    )
 
 
 def test_a_lost_part_takes_its_pipeline_along() -> None:
@@ -531,8 +536,12 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
     assert state.replicas[r21].life is Life.STARTING
     assert state.replicas[r21].group.shape == ALONE
     assert waiting_since(state) == {1: ms(5)}, "its request is in the queue again"
-    assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 1, {})
+    assert (state.workers.pipelines.parts, state.workers.pipelines.lost, dict(state.workers.pipelines.open)) == (
+        2,
+        1,
+        {},
+    )
     state.append(ms(9), WorkerCompleted(r21))
     assert state.replicas[r21].life is Life.READY
-    assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9)], "since its order"
-    assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(1), ms(1)], "it was cold once"
+    assert list(state.workers.pipelines.completion_ns["classify", "small"]) == [ms(9)], "since its order"
+    assert list(state.workers.cold_start_ns["classify", "small", COLD_START]) == [ms(1), ms(1)], "it was cold once"

@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import (
-    AcquireNode,
-    Decided,
-    End,
-    ResizeWorker,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-    VersionState,
-)
+from sloop.actions import AcquireNode, Decided, End, ResizeWorker, StartBatch, StartWorker, StopWorker, VersionState
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.app.hardware import KINDS, Power
 from sloop.app.load import load_application, load_scenario
@@ -256,8 +247,8 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
     run_state = RunState(GRAPH, start_ns=0)
     for now_ns, record in rows:
         run_state.append(now_ns, record)
-    assert (run_state.shadows.count, run_state.shadows.lost) == (2, 1)
-    found = {shape: group for (_, _, _, shape), group in run_state.groups.items()}
+    assert (run_state.workers.shadows.count, run_state.workers.shadows.lost) == (2, 1)
+    found = {shape: group for (_, _, _, shape), group in run_state.workers.groups.items()}
     assert {shadow_in(shape) for shape in found} == {None, shadow}
     assert len(found[ALONE].durations_ns[1]) == 3
     assert len(found[(shadow,)].durations_ns[1]) == 1

@@ -46,17 +46,7 @@ from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import (
-    STORE,
-    BatchId,
-    ModelWeights,
-    Node,
-    ReplicaId,
-    ReplicaSpec,
-    RequestId,
-    Slot,
-    TransferId,
-)
+from sloop.vocabulary import STORE, BatchId, ModelWeights, Node, ReplicaId, ReplicaSpec, RequestId, Slot, TransferId
 
 PROFILE = Profile(latency_ms=Amdahl(gamma=10.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
 """A batch of b on c cores takes 10 b / c ms."""

@@ -8,14 +8,7 @@ from msgspec import structs
 from sloop.actions import Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.scenario import ResizeRule
-from sloop.events import (
-    WOKE,
-    Finished,
-    WorkerLost,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.events import WOKE, Finished, WorkerLost, WorkerReady, WorkerResized, WorkerStopped
 from sloop.profile.pairs import MIB
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import Cluster, ClusterTruths

@@ -143,7 +143,9 @@ def test_a_cold_start_fetches_the_weights_over_the_declared_network(tmp_path: Pa
         "ready": pytest.approx(56.771, abs=1e-3),  # §7.5.27
     }
     assert run.row.assumed == ()
-    taken_s = {step: sum(samples) / NS_PER_S for (_, _, step), samples in run.summary.runs[0].cold_start_ns.items()}
+    taken_s = {
+        step: sum(samples) / NS_PER_S for (_, _, step), samples in run.summary.runs[0].workers.cold_start_ns.items()
+    }
     assert taken_s["fetching"] == pytest.approx(41.427, abs=1e-3)
 
 

@@ -20,16 +20,7 @@ from msgspec import structs
 
 from sloop.core.ledger import MILLI, Ledger, millicores, spec_millicores
 from sloop.core.protocols import Policies, Scale
-from sloop.core.views import (
-    ApplicationView,
-    Belief,
-    BeliefKey,
-    ClusterView,
-    CoreDemand,
-    NodeView,
-    PlanInput,
-    StageView,
-)
+from sloop.core.views import ApplicationView, Belief, BeliefKey, ClusterView, CoreDemand, NodeView, PlanInput, StageView
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted

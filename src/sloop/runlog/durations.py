@@ -37,7 +37,7 @@ def durations_of(
     by kind of hardware, has exactly one for this kind; otherwise they are left out.
     """
     found: dict[VariantKey, dict[tuple[int, float], list[int]]] = {}
-    for group in state.groups.values():
+    for group in state.workers.groups.values():
         slot, cores = group.slot, group.cores
         if (slot.accelerator and slot.share < 1.0) or group.shape != ALONE:
             continue
@@ -86,7 +86,7 @@ class BatchFold:
             replica = state.replicas.get(record.replica)
             if replica is None:
                 return
-            if state.uses:
+            if state.workers.uses:
                 self._set_shared_apart(replica)
             cores = (
                 replica.cores if replica.spec.slot.is_capped else max(self._node_cores[replica.group.hardware] or {0.0})

@@ -246,7 +246,9 @@ class DeploymentState:
 
     def _pass_on_worker(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # one of _ABOUT_WORKERS
         worker = record.worker
-        run = self._run_of_replica.get(worker) or next((run for run in self.runs if worker in run.shadows.bodies), None)
+        run = self._run_of_replica.get(worker) or next(
+            (run for run in self.runs if worker in run.workers.shadows.bodies), None
+        )
         if run is not None:
             run.append(now_ns, record)
             if worker not in run.replicas:

@@ -5,12 +5,12 @@ is handled in a single call, and an application with one stage skips all work fo
 """
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from sloop import actions, events
 from sloop.actions import End, StartBatch
@@ -19,33 +19,13 @@ from sloop.app.progress import Entered, RequestProgress
 from sloop.events import Finished
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount
-from sloop.runlog.replicas import (
-    COLD_START,
-    BatchGroup,
-    DeviceName,
-    DeviceUse,
-    PipelineAccount,
-    ReplicaRecord,
-    ShadowAccount,
-)
+from sloop.runlog.replicas import DeviceName, DeviceUse, ReplicaRecord
 from sloop.runlog.requests import GraphRequestRecord, RequestRecord, RouteRecord, SecondRecord, StageRecord
-from sloop.runlog.samples import Samples, new_samples
+from sloop.runlog.samples import new_samples
+from sloop.runlog.workers import WorkerAccount
 from sloop.transient import Transient
 from sloop.units import NS_PER_S
-from sloop.vocabulary import (
-    ALONE,
-    BatchId,
-    Life,
-    Outcome,
-    Plan,
-    ReplicaId,
-    ReplicaSpec,
-    Request,
-    RequestId,
-    Shape,
-    Slot,
-    WorkerId,
-)
+from sloop.vocabulary import BatchId, Life, Outcome, Plan, Request, RequestId
 
 ROUTES_MAX: Final = 100
 """How many routes (sets of visited stages) are counted separately. A graph with many branches has thousands; all
@@ -109,12 +89,11 @@ class RunState:
         self.plan_ns = 0
         """The plan in force, and since when."""
         self.open: dict[RequestId, RequestRecord] = {}
-        self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
-        self.groups: dict[tuple[str, str, Slot, Shape], BatchGroup] = {}
-        self.uses = uses if uses is not None else {}
         self.cost = cost or CostAccount()
         self.cost.charged_ns = start_ns or 0
+        self.workers = WorkerAccount(self.cost, uses if uses is not None else {}, self._requeue)
+        self.replicas = self.workers.replicas
         self.seconds: deque[SecondRecord] = deque(maxlen=kept.seconds)
         self.served_ns, self.late_ns = new_samples(), new_samples()
         """Latencies of answered requests in ns, from sending to the end."""
@@ -126,14 +105,7 @@ class RunState:
         self.accuracies = accuracies or {}
         self.unknown_accuracy = not accuracies
         """Whether a variant with unknown accuracy has run a batch."""
-        self.cold_starts = 0
-        self.cold_start_ns: defaultdict[tuple[str, str, str], Samples[int]] = defaultdict(new_samples)
-        """By stage, variant and step."""
-        self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(new_samples)
-        """By stage, the times in ns from the order of a resize to its effect."""
-        self.pipelines, self.shadows = PipelineAccount(), ShadowAccount()
-        counters = (Counter[tuple[str, str]]() for _ in range(3))
-        self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
+        self.failed_batches: Counter[tuple[str, str]] = Counter()
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
         """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
         self.observer = Observer()
@@ -142,27 +114,14 @@ class RunState:
         self._second, self._second_end_ns, self._charged = SecondRecord(0), _BEFORE_NS, 0
         self._charged_by_kind: tuple[int, ...] = ()
         """Microcores × ns up to the current second: of all replicas, and by kind of hardware if there are several."""
-        self._resized: set[BatchId] = set()
-        """Running batches whose replica was resized after their start."""
-        self._rare: Mapping[type, Callable[[int, Any], None]] = {**self._takers(), **(others or {})}
-
-    def _takers(self) -> dict[type, Callable[[int, Any], None]]:
-        """What takes each kind of record that is not on the path of a request."""
-        return {
+        self._resized, self._unanswered = self.workers.resized, self.workers.pipelines.unanswered
+        self._rare: Mapping[type, Callable[[int, Any], None]] = {
             events.BatchFailed: self._fail_batch,
-            actions.StartWorker: self._start_worker,
-            actions.AdoptWorker: self._adopt_replica,
-            events.WorkerProgressed: self._progress,
-            events.WorkerReady: self._ready,
-            events.WorkerCompleted: self._complete,
             events.BatchLost: self._lose_batch,
-            actions.ResizeWorker: self._order_resize,
-            events.WorkerResized: self._resize,
-            actions.StopWorker: self._stop,
-            events.WorkerStopped: self._stopped,
-            events.WorkerLost: self._lost,
             actions.Decided: self.decide,
             Unlogged: self._count_unlogged,
+            **self.workers.takers(),
+            **(others or {}),
         }
 
     def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
@@ -229,8 +188,8 @@ class RunState:
             durations_ns[len(batch.requests)].append(now_ns - replica.running_ns)
             if self._keeps_service:
                 group.service_ns.append(record.service_ns)
-            if self.pipelines.unanswered:
-                self._first_answer(now_ns, replica)
+            if self._unanswered:
+                self.workers.first_answer(now_ns, replica)
             if self._only is None:
                 self._pass_on(now_ns, batch, record, replica)
         elif (take := self._rare.get(kind)) is not None:
@@ -351,6 +310,12 @@ class RunState:
             self.failed_batches[replica.group.key] += not failed.is_refusal
             self._requeue(now_ns, replica, "refused" if failed.is_refusal else "raised")
 
+    def _lose_batch(self, now_ns: int, event: events.BatchLost) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is not None and replica.running is not None and replica.running.batch == event.batch:
+            self.workers.break_pipeline(now_ns, replica)
+            self._requeue(now_ns, replica, "worker")
+
     def _requeue(self, now_ns: int, replica: ReplicaRecord, reason: str) -> None:
         """A batch will not finish: its requests wait again from `now_ns` on."""
         batch, replica.running = replica.running, None
@@ -367,206 +332,7 @@ class RunState:
                 request.since_ns = now_ns
             self.failed_tries[(*replica.group.key, reason)] += request is not None
 
-    # Replicas
-
-    def _start_worker(self, now_ns: int, start: actions.StartWorker) -> None:
-        if start.replica is None:
-            self._start_replica(now_ns, start)
-        elif start.replica in self.replicas:
-            self._start_shadow(now_ns, self.replicas[start.replica], start)
-
-    def _start_replica(self, now_ns: int, start: actions.StartWorker) -> None:
-        self.cold_starts += 1
-        made = self._add_replica(now_ns, start.worker, start.spec, now_ns)
-        if start.pipeline is not None:
-            self.pipelines.parts += 1
-            made.part, made.pipeline = start.spec.shape[start.place], start.pipeline
-            self._set_shape(made, start.spec.shape)
-            if start.pipeline not in self.pipelines.open:
-                self.pipelines.count += 1
-                self.pipelines.open[start.pipeline] = {}
-                self.pipelines.unanswered[start.pipeline] = now_ns
-            self.pipelines.open[start.pipeline][made.id] = made
-
-    def _adopt_replica(self, now_ns: int, adopted: actions.AdoptWorker) -> None:
-        made = self._add_replica(now_ns, adopted.worker, adopted.spec, -1)
-        self.adopted_replicas[made.group.key] += 1
-        if adopted.is_ready:
-            made.life = Life.READY
-
-    def _add_replica(self, now_ns: int, id: ReplicaId, spec: ReplicaSpec, order_ns: int) -> ReplicaRecord:
-        self.cost.allocate(now_ns, id, spec, spec.cores)
-        made = ReplicaRecord(id, spec, self._group(spec, spec.slot), spec.cores, spec.cores, order_ns, now_ns)
-        if spec.slot.accelerator or not spec.slot.is_capped:
-            made.use = self.uses.setdefault((spec.slot.hardware, spec.node or "", spec.device or ""), DeviceUse())
-        self.replicas[id] = made
-        return made
-
-    def _group(self, spec: ReplicaSpec, slot: Slot, shape: Shape = ALONE) -> BatchGroup:
-        key = spec.stage, spec.variant, slot, shape
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, shape)
-        return group
-
-    def _progress(self, now_ns: int, event: events.WorkerProgressed) -> None:
-        replica = self.replicas.get(event.worker)
-        if replica is not None:
-            self._end_step(now_ns, replica)
-            replica.step, replica.step_ns = event.step, now_ns
-
-    def _end_step(self, now_ns: int, replica: ReplicaRecord) -> None:
-        if replica.step:
-            self.cold_start_ns[(*replica.group.key, replica.step)].append(now_ns - replica.step_ns)
-        replica.step = ""
-
-    def _ready(self, now_ns: int, event: events.WorkerReady) -> None:
-        replica, pair = self.replicas.get(event.worker), self.shadows.bodies.get(event.worker)
-        if pair is not None and pair.shadow is not None:
-            self._set_shape(pair, pair.shadow.spec.shape)
-        if replica is not None and replica.life is Life.STARTING:
-            self._end_step(now_ns, replica)
-            replica.has_started = True
-            if replica.part is None:
-                self._serve(now_ns, replica)
-                return
-            pipeline = self.pipelines.open[replica.pipeline] if replica.pipeline is not None else {}
-            if len(pipeline) == len(replica.spec.shape) and all(each.has_started for each in pipeline.values()):
-                for each in pipeline.values():
-                    self._serve(now_ns, each)
-
-    def _serve(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """A replica takes batches from now on."""
-        if replica.order_ns >= 0 and replica.life is Life.STARTING and not replica.has_served:
-            self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
-        replica.life, replica.since_ns, replica.has_served = Life.READY, now_ns, True
-
-    def _complete(self, now_ns: int, event: events.WorkerCompleted) -> None:
-        """A part of a pipeline has all layers; when all parts have, they are replicas of their own."""
-        replica = self.replicas.get(event.worker)
-        if replica is None or replica.part is None or not replica.has_started:
-            return
-        number, replica.part = replica.pipeline, None
-        self.pipelines.completion_ns[replica.group.key].append(now_ns - replica.order_ns)
-        if number is None:
-            if replica.life is Life.STARTING:
-                self._serve(now_ns, replica)
-        elif all(each.part is None and each.life is not Life.STARTING for each in self.pipelines.open[number].values()):
-            self._dissolve(number)
-
-    def _first_answer(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """A replica has answered a batch: if that has passed a pipeline, count the first one."""
-        number = replica.pipeline
-        order_ns = self.pipelines.unanswered.pop(number, None) if number is not None else None
-        if order_ns is not None:
-            self.pipelines.answer_ns.append(now_ns - order_ns)
-
-    def _dissolve(self, number: WorkerId) -> None:
-        self.pipelines.unanswered.pop(number, None)
-        for each in self.pipelines.open.pop(number).values():
-            each.pipeline = None
-            self._set_shape(each, ALONE)
-
-    def _break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
-        number = replica.pipeline
-        if number is None:
-            return
-        members = list(self.pipelines.open[number].values())
-        self._dissolve(number)
-        self.pipelines.lost += replica.life is not Life.DRAINING
-        for each in members:
-            if each.part is None and each.life is Life.STARTING:
-                self._serve(now_ns, each)
-            elif each.part is not None and each.life is Life.READY:
-                each.life, each.since_ns = Life.STARTING, now_ns
-
-    def _lose_batch(self, now_ns: int, event: events.BatchLost) -> None:
-        replica = self.replicas.get(event.replica)
-        if replica is not None and replica.running is not None and replica.running.batch == event.batch:
-            self._break_pipeline(now_ns, replica)
-            self._requeue(now_ns, replica, "worker")
-
-    def _order_resize(self, now_ns: int, order: actions.ResizeWorker) -> None:
-        replica = self.replicas.get(order.worker)
-        if replica is not None:
-            replica.wanted_cores, replica.resize_ns = order.cores, now_ns
-            self.cost.grow(now_ns, order.worker, replica.all_cores(order.cores))
-
-    def _resize(self, now_ns: int, event: events.WorkerResized) -> None:
-        replica = self.replicas.get(event.worker)
-        if replica is None:
-            return
-        self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(event.cores))
-        if replica.running is not None and event.cores != replica.cores:
-            self._resized.add(replica.running.batch)
-        slot = structs.replace(replica.spec.slot, cores=event.cores)
-        replica.cores, replica.group = event.cores, self._group(replica.spec, slot, replica.group.shape)
-        if replica.resize_ns:
-            self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
-            replica.resize_ns = 0
-
-    def _start_shadow(self, now_ns: int, replica: ReplicaRecord, order: actions.StartWorker) -> None:
-        self.shadows.count += 1
-        self.shadows.bodies[order.worker] = replica
-        replica.shadow = order
-        self._charge_shadow(now_ns, replica)
-
-    def _shadow_gone(self, now_ns: int, id: WorkerId) -> bool:
-        """Returns whether the worker that is gone was a shadow."""
-        replica = self.shadows.bodies.pop(id, None)
-        if replica is None:
-            return False
-        self._set_shape(replica, ALONE)
-        replica.shadow = None
-        self._charge_shadow(now_ns, replica)
-        return True
-
-    def _charge_shadow(self, now_ns: int, replica: ReplicaRecord) -> None:
-        """Charge a replica for the cores that it has with its shadow from now on."""
-        cores = max(replica.cores, replica.wanted_cores) if replica.resize_ns else replica.cores
-        self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(cores))
-
-    def _set_shape(self, replica: ReplicaRecord, shape: Shape) -> None:
-        if replica.group.shape != shape:
-            if replica.running is not None:
-                self._resized.add(replica.running.batch)
-            replica.group = self._group(replica.spec, replica.group.slot, shape)
-
-    def _stop(self, now_ns: int, order: actions.StopWorker) -> None:
-        replica, pair = self.replicas.get(order.worker), self.shadows.bodies.get(order.worker)
-        if pair is not None:
-            self._set_shape(pair, ALONE)
-        if replica is not None:
-            self._drain(now_ns, replica)
-            # A stuck replica: its batch may run elsewhere before the replica has stopped.
-            self._requeue(now_ns, replica, "worker")
-
-    def _drain(self, now_ns: int, replica: ReplicaRecord) -> None:
-        if replica.life is not Life.DRAINING:
-            replica.life, replica.since_ns = Life.DRAINING, now_ns
-
-    def _stopped(self, now_ns: int, event: events.WorkerStopped) -> None:
-        if not self._shadow_gone(now_ns, event.worker):
-            self._forget(now_ns, event.worker)
-
-    def _lost(self, now_ns: int, event: events.WorkerLost) -> None:
-        if self._shadow_gone(now_ns, event.worker):
-            self.shadows.lost += 1
-            return
-        replica = self._forget(now_ns, event.worker)
-        if replica is not None:
-            self.lost_replicas[replica.group.key] += 1
-
-    def _forget(self, now_ns: int, id: ReplicaId) -> ReplicaRecord | None:
-        self.cost.release(now_ns, id)
-        replica = self.replicas.pop(id, None)
-        if replica is not None:
-            if replica.shadow is not None:
-                del self.shadows.bodies[replica.shadow.worker]
-            self._requeue(now_ns, replica, "worker")
-            self._break_pipeline(now_ns, replica)
-        return replica
+    # Decisions
 
     def decide(self, now_ns: int, decided: actions.Decided) -> None:
         """Take the plan in force and replicas that drain from a decision."""
@@ -574,7 +340,7 @@ class RunState:
             self.plan, self.plan_ns = decided.plan, now_ns
         replica = self.replicas.get(decided.replica) if decided.replica is not None else None
         if decided.kind == "drain" and replica is not None:
-            self._drain(now_ns, replica)
+            self.workers.drain(now_ns, replica)
 
     # Seconds
 

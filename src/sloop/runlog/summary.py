@@ -353,7 +353,7 @@ class Figures:
 
     def _groups(self) -> Iterator[BatchGroup]:
         for run in self.runs:
-            yield from run.groups.values()
+            yield from run.workers.groups.values()
 
     @property
     def accuracy(self) -> float | None:
@@ -423,10 +423,10 @@ class Figures:
     @property
     def cold_starts(self) -> int:
         """Replicas that were ordered to start."""
-        return sum(run.cold_starts for run in self.runs)
+        return sum(run.workers.cold_starts for run in self.runs)
 
     def _pipelines(self) -> PipelineRow | None:
-        accounts = [run.pipelines for run in self.runs]
+        accounts = [run.workers.pipelines for run in self.runs]
         if not any(each.parts for each in accounts):
             return None
         completions = [samples for each in accounts for samples in each.completion_ns.values()]
@@ -442,7 +442,7 @@ class Figures:
         )
 
     def _shadows(self, estimates: Mapping[VariantKey, StaticEstimate]) -> ShadowRow | None:
-        attached = sum(run.shadows.count for run in self.runs)
+        attached = sum(run.workers.shadows.count for run in self.runs)
         if not attached:
             return None
         pairs = [group for group in self._groups() if shadow_in(group.shape)]
@@ -451,7 +451,7 @@ class Figures:
         batches, requests = _begun(pairs)
         return ShadowRow(
             attached=attached,
-            lost=sum(run.shadows.lost for run in self.runs),
+            lost=sum(run.workers.shadows.lost for run in self.runs),
             batches=batches,
             requests=requests,
             rows=sum(known) if len(known) == len(rows) else None,
@@ -624,7 +624,7 @@ class RunSummary(Figures):
         first replicas of a warm cluster."""
         started = set[str]()
         for run in self.runs:
-            keys = {(stage, variant) for stage, variant, step in run.cold_start_ns if step != COLD_START}
+            keys = {(stage, variant) for stage, variant, step in run.workers.cold_start_ns if step != COLD_START}
             keys |= {replica.group.key for replica in run.replicas.values() if replica.step}
             started |= {f"{stage}/{variant}" for stage, variant in keys}
         return tuple(line for name, line in lines.items() if name.partition(" on ")[0] in started)
@@ -746,7 +746,7 @@ def _accuracy(run: RunState) -> float | None:
     if len(run.stages) > 1:
         return run.accuracy_sum / run.accuracy_count if not run.unknown_accuracy and run.accuracy_count else None
     computed: dict[tuple[str, str], int] = {}
-    for group in run.groups.values():
+    for group in run.workers.groups.values():
         finished = (*group.durations_ns.items(), *group.resized_ns.items())
         requests = sum(size * len(durations_ns) for size, durations_ns in finished)
         if requests:

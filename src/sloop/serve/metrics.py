@@ -365,18 +365,18 @@ class Metrics:
         for name, stage in run.stages.items():
             rows.queued.add(stage.waits_ns)
             self._waits.drain(rows.stages[name], stage.waits_ns)
-        for group in run.groups.values():
+        for group in run.workers.groups.values():
             for size, samples in chain(group.durations_ns.items(), group.resized_ns.items()):
                 rows.batches[size].add(samples)
             if group.service_ns:
                 self._services.drain(rows.group(group.key, group.hardware), group.service_ns)
             group.durations_ns.clear()
             group.resized_ns.clear()
-        for (name, variant, step), samples in run.cold_start_ns.items():
+        for (name, variant, step), samples in run.workers.cold_start_ns.items():
             self._starts.drain((*rows.stages[name], variant, step), samples)
-        for (name, variant), samples in run.pipelines.completion_ns.items():
+        for (name, variant), samples in run.workers.pipelines.completion_ns.items():
             self._completions.drain((*rows.stages[name], variant), samples)
-        for name, samples in run.resize_ns.items():
+        for name, samples in run.workers.resize_ns.items():
             self._resizes.drain(rows.stages[name], samples)
 
     def _forget_ended(self) -> None:
@@ -483,7 +483,7 @@ class Metrics:
     def _sizes(self, present: Iterable[VersionRows]) -> Histograms:
         sizes = Histograms("sloop_batch_size", "Requests per batch started.", GROUP, SIZES, scale=1)
         for rows in present:
-            for group in rows.run.groups.values():
+            for group in rows.run.workers.groups.values():
                 if group.sizes:
                     sizes[rows.group(group.key, group.hardware)].observe([*group.sizes], [*group.sizes.values()])
         return sizes
@@ -511,8 +511,8 @@ class Metrics:
                     replicas.add_metric((*key, life), counts[life])
             for family, found in (
                 (failed, run.failed_batches),
-                (lost, run.lost_replicas),
-                (adopted, run.adopted_replicas),
+                (lost, run.workers.lost),
+                (adopted, run.workers.adopted),
             ):
                 for (name, variant), count in found.items():
                     family.add_metric((*rows.stages[name], variant), count)
@@ -537,8 +537,8 @@ class Metrics:
             ]
             for (key, hardware, form), count in sorted(Counter(groups).items()):
                 forms.add_metric((*rows.group(key, hardware), form), count)
-            parts.add_metric(rows.version, rows.run.pipelines.parts)
-            lost.add_metric(rows.version, rows.run.pipelines.lost)
+            parts.add_metric(rows.version, rows.run.workers.pipelines.parts)
+            lost.add_metric(rows.version, rows.run.workers.pipelines.lost)
         yield from (forms, parts, lost)
 
     def _joining_family(self, present: Iterable[VersionRows]) -> Metric:

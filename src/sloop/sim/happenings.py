@@ -5,15 +5,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from sloop.events import (
-    BatchFailed,
-    BatchSilent,
-    Event,
-    WorkerCompleted,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-)
+from sloop.events import BatchFailed, BatchSilent, Event, WorkerCompleted, WorkerProgressed, WorkerReady, WorkerResized
 from sloop.vocabulary import WorkerId
 
 

@@ -394,7 +394,7 @@ class _Follower:
                 self._add(now_ns, f"while it waited, {what}", record.why)
         elif isinstance(record, WorkerReady | WorkerCompleted | AdoptWorker):
             if self._run is not None and (
-                record.worker in self._run.replicas or record.worker in self._run.shadows.bodies
+                record.worker in self._run.replicas or record.worker in self._run.workers.shadows.bodies
             ):
                 self._add(now_ns, f"while it waited, {self._replica_change(record)}")
         elif isinstance(record, NodeReady):
@@ -403,7 +403,7 @@ class _Follower:
             self._add(now_ns, f"while it waited, {rollout_text(record)}", record.why)
 
     def _replica_change(self, record: WorkerReady | WorkerCompleted | AdoptWorker) -> str:
-        pair = self._run.shadows.bodies.get(record.worker) if self._run is not None else None
+        pair = self._run.workers.shadows.bodies.get(record.worker) if self._run is not None else None
         if pair is not None:
             return f"a shadow of replica {pair.id} became ready"
         name = f"replica {record.worker}"
