@@ -556,8 +556,7 @@ class ControlPath:
         """A node may have less than its replicas have reserved: some stop, the others get fewer cores. Those that stop
         are started elsewhere, if there is room; the last one of a stage stays, whatever it needs."""
         ledger = self._state.ledger
-        if self._state.weights.by_node:
-            out += self._state.weights.make_room([node.name])
+        out += self._state.weights.make_room([node.name])
         on = [each for each in self._state.replicas.values() if each.node == node.name]
         staying = [each for each in on if each.life is not Life.DRAINING]
         for each in [each for each in staying if each.shadows]:
@@ -783,7 +782,7 @@ class ControlPath:
         brings_weights = application.state.parts.policies.provision.brings_weights
         prefers = fullest_nodes_first(views) if brings_weights else oldest_first
         found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
-        if self._state.has_pipelines and found.stop:
+        if found.stop and any(replica.pipeline is not None for replica in staying):
             latest = [view.id for view in sorted(views, key=prefers, reverse=True)]
             found = stops_whole_pipelines(found, pool.replicas, latest)
         if not application.keeps_all:
@@ -910,8 +909,7 @@ class ControlPath:
                 self._state.workers[number] = worker = ReplicaWorker(number, replica, shadow)
                 replica.workers.append(worker)
                 stage.pool.note_change(replica)
-                if self._state.weights.by_node:
-                    out += self._state.weights.make_room([replica.node])
+                out += self._state.weights.make_room([replica.node])
                 placed = structs.replace(replica.spec, node=replica.node, device=replica.device, shape=(shadow,))
                 out.append(actions.StartWorker(number, placed.with_cores(replica.target_cores), id))
         return progress
@@ -976,7 +974,7 @@ class ControlPath:
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
         """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""
         stopping: dict[ReplicaId, Replica] = {}
-        for id in self._with_pipelines(stage, ids) if self._state.has_pipelines else ids:
+        for id in self._with_pipelines(stage, ids):
             replica = stage.pool.replicas[id]
             if replica.pipeline is not None:
                 stopping[replica.pipeline.id] = replica

@@ -223,7 +223,7 @@ class _Starts(Struct):
             for replica in members:
                 state.forget(self.now_ns, replica.workers[0], self.given_up)
             return 0
-        shape, state.has_pipelines = parts_at(bounds), True
+        shape = parts_at(bounds)
         pipeline = LayerPipeline(members[0].id)
         for part, replica in zip(shape, members, strict=True):
             pipeline.members[replica.id] = replica

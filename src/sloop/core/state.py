@@ -35,8 +35,6 @@ class State:
         self.devices: dict[DeviceKey, DeviceLoad] = {}
         """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
         self.next_worker = 0
-        self.has_pipelines = False
-        """Whether there has been any."""
         self.dissolving: dict[ReplicaId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 
