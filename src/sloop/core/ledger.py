@@ -280,12 +280,10 @@ class Ledger:
 
     def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
         """Reserve room for a new replica at the first place that has it; None if none has."""
-        if spec.node is not None:
-            return self._place_on(spec.node, replica, spec, belief)
-        found = self.sites(spec, belief, one_of_equal=True)
-        if not found:
+        places = self.sites(spec, belief, one_of_equal=True)
+        if not places:
             return None
-        site = found[0]
+        site = places[0]
         made = Reservation.of(spec, belief, site.node.node.name, site.device.device.name if site.device else None)
         return made if self.reserve(replica, made) else None
 
@@ -297,21 +295,6 @@ class Ledger:
             for index, (spec, belief) in enumerate(wanted)
             if self.place(ReplicaId(next(numbers)), spec, belief) is None
         ]
-
-    def _place_on(self, name: str, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> Reservation | None:
-        """The same on one node, without a view of it."""
-        node, slot = self.nodes.get(name), spec.slot
-        if node is None or self.states[name] is not NodeState.READY or slot.hardware not in ("", node.hardware):
-            return None
-        made = Reservation.of(spec, belief, name, None)
-        if not slot.accelerator:
-            return made if self.reserve(replica, made) else None
-        for device in node.devices:
-            if device.kind == slot.accelerator and spec.device in (None, device.name):
-                made = Reservation.of(spec, belief, name, device.name)
-                if self.reserve(replica, made):
-                    return made
-        return None
 
     def release(self, worker: WorkerId) -> None:
         """Free a worker's reservation, if it has one."""
