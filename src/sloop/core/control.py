@@ -169,8 +169,8 @@ class ControlledApplication:
 
     def shortage_of(self, stage: str) -> str:
         """Why there is no room for a new replica of a stage, as it is in the log; empty if there is."""
-        found = self.reported.get((stage, None, False))
-        return found.why if found is not None else ""
+        shortage = self.reported.get((stage, None, False))
+        return shortage.why if shortage is not None else ""
 
     def forget_shortages(self, stage: str, *, of_shadows: bool) -> None:
         """A stage has room for its replicas and their cores, and, with `of_shadows`, for shadows: a later shortage is
@@ -199,7 +199,7 @@ class ControlledApplication:
         if not self.state.is_waking:
             return False
         stages = self.state.all_stages
-        return any(each.start_backoff.charged or any(rate.starting for rate in each.pool.rates) for each in stages)
+        return any(stage.start_backoff.charged or any(rate.starting for rate in stage.pool.rates) for stage in stages)
 
     @property
     def wakes_without_plan(self) -> bool:
@@ -302,17 +302,21 @@ class ControlPath:
     def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
         """Plan for one more application version from now on. The others are planned again with it, so that it gets its
         part of the cores, also of those that quiet applications hold."""
-        for each in self._applications.values():
-            if not each.is_frozen and not each.is_resting:
-                each.next_plan_ns = each.active_ns = now_ns
+        self._plan_anew(now_ns)
         self.planner.add(application.key, application.parts.policies)
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns
         )
-        scales = [each.state.parts.policies.scale for each in self._applications.values()]
+        scales = [application.state.parts.policies.scale for application in self._applications.values()]
         self._plans_beside = self._plans_beside or plans_beside(scales)
-        self.wake_ns = now_ns
         return made
+
+    def _plan_anew(self, now_ns: int) -> None:
+        """Plan for all applications now, also for quiet ones."""
+        for application in self._applications.values():
+            if not application.is_frozen and not application.is_resting:
+                application.next_plan_ns = application.active_ns = now_ns
+        self.wake_ns = now_ns
 
     @property
     def plan_number(self) -> int:
@@ -374,9 +378,9 @@ class ControlPath:
     def _release_after_ns(self, hardware: str) -> int:
         """How long nodes of a kind stay empty: as long as any application wants that can use them."""
         wanted = [
-            each.state.parts.policies.scale.release_after_ns
-            for each in self._applications.values()
-            if any(kind in ("", hardware) for stage in each.state.all_stages for _, kind in stage.beliefs)
+            application.state.parts.policies.scale.release_after_ns
+            for application in self._applications.values()
+            if any(kind in ("", hardware) for stage in application.state.all_stages for _, kind in stage.beliefs)
         ]
         return max(wanted, default=UNUSED_NS)
 
@@ -386,17 +390,17 @@ class ControlPath:
 
     def wake(self, now_ns: int, application: ApplicationState, out: list[Action]) -> None:
         """A request waits at a stage without replicas: make a plan now, not at the next planning period."""
-        found = self._applications[application.key]
-        if now_ns - found.woken_ns < WAKE_NS_MIN or (found.is_frozen and not found.is_stranded):
+        control = self._applications[application.key]
+        if now_ns - control.woken_ns < WAKE_NS_MIN or (control.is_frozen and not control.is_stranded):
             return
-        found.woken_ns = found.active_ns = now_ns
-        found.is_resting = False
+        control.woken_ns = control.active_ns = now_ns
+        control.is_resting = False
         if self._is_asked(now_ns):
-            found.next_plan_ns = min(found.next_plan_ns, now_ns)  # at the first tick after the answer
+            control.next_plan_ns = min(control.next_plan_ns, now_ns)  # at the first tick after the answer
         else:
-            self._update_plans(now_ns, [found], out)
-        if found.progress in BLOCKED and found.compared_ns != now_ns:
-            self._compare(now_ns, [found], out)
+            self._update_plans(now_ns, [control], out)
+        if control.progress in BLOCKED and control.compared_ns != now_ns:
+            self._compare(now_ns, [control], out)
 
     def _needs_plan(self, now_ns: int, application: ControlledApplication, out: list[Action]) -> bool:
         """Whether an application must be planned now: not if it had no requests for so long that its plan cannot
@@ -419,7 +423,7 @@ class ControlPath:
         if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
             return True
         return any(
-            each.progress is PlanProgress.NO_ROOM for each in self._applications.values()
+            application.progress is PlanProgress.NO_ROOM for application in self._applications.values()
         )  # they may need its room
 
     def freeze(self, key: str) -> None:
@@ -521,12 +525,13 @@ class ControlPath:
 
     def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """After a replica has changed: work on its application's plan, and on all that lack room."""
-        own = replica.stage.application.key
-        self._applications[own].look_whether_awake(now_ns, out)
+        changed = self._applications[replica.stage.application.key]
+        changed.look_whether_awake(now_ns, out)
         unmet = [
-            each
-            for key, each in self._applications.items()
-            if each.progress is PlanProgress.NO_ROOM or (key == own and each.progress is not PlanProgress.MET)
+            application
+            for application in self._applications.values()
+            if application.progress is PlanProgress.NO_ROOM
+            or (application is changed and application.progress is not PlanProgress.MET)
         ]
         if unmet:
             self._compare(now_ns, unmet, out)
@@ -540,12 +545,9 @@ class ControlPath:
         if before is not None:
             out.append(actions.Decided("node", f"{changed(before, event.node)}: all applications are planned anew"))
             self._refit(now_ns, event.node, out)
-            for each in self._applications.values():
-                if not each.is_frozen and not each.is_resting:
-                    each.next_plan_ns = each.active_ns = now_ns
-            self.wake_ns = now_ns
-        for each in self._applications.values():
-            for stage in each.state.all_stages:
+            self._plan_anew(now_ns)
+        for application in self._applications.values():
+            for stage in application.state.all_stages:
                 stage.avoided_ns.pop(event.node.name, None)  # what it lacked may be there now
         for kept in event.kept:
             self._adopt(now_ns, event.node, kept, out)
@@ -557,34 +559,34 @@ class ControlPath:
         are started elsewhere, if there is room; the last one of a stage stays, whatever it needs."""
         ledger = self._state.ledger
         out += self._state.weights.make_room([node.name])
-        on = [each for each in self._state.replicas.values() if each.node == node.name]
-        staying = [each for each in on if each.life is not Life.DRAINING]
-        for each in [each for each in staying if each.shadows]:
+        on = [replica for replica in self._state.replicas.values() if replica.node == node.name]
+        staying = [replica for replica in on if replica.life is not Life.DRAINING]
+        for replica in [replica for replica in staying if replica.shadows]:
             if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
-                self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
-        leaving = [worker.id for each in on for worker in each.workers if worker.state is WorkerState.DRAINING]
+                self._detach(now_ns, replica.stage, [replica.id], f"{node.name} has become too small for it", out)
+        leaving = [worker.id for replica in on for worker in replica.workers if worker.state is WorkerState.DRAINING]
         free_bytes = ledger.free_memory_bytes(node.name) + sum(ledger.reservations[id].memory_bytes for id in leaving)
         while free_bytes < 0 and (victim := expendable(staying)) is not None:
             free_bytes += ledger.reservations[victim.id].memory_bytes
             self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too little memory for it now", out)
-            staying = [each for each in staying if each.life is not Life.DRAINING]
+            staying = [replica for replica in staying if replica.life is not Life.DRAINING]
         there = millicores(node.cores)
-        while (wanted := sum(millicores(each.target_cores) for each in staying)) > there:
-            victim = expendable([each for each in staying if not self._resizes(each.stage)])
+        while (wanted := sum(millicores(replica.target_cores) for replica in staying)) > there:
+            victim = expendable([replica for replica in staying if not self._resizes(replica.stage)])
             if victim is None:
                 break
             self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too few cores for it now", out)
-            staying = [each for each in staying if each.life is not Life.DRAINING]
-        for each in staying if wanted > there else ():
-            cores = max(1, millicores(each.target_cores) * there // wanted) / MILLI
-            ledger.resize(each.id, cores)
-            each.order_cores(cores)
-            out.append(actions.ResizeWorker(each.id, cores))
+            staying = [replica for replica in staying if replica.life is not Life.DRAINING]
+        for replica in staying if wanted > there else ():
+            cores = max(1, millicores(replica.target_cores) * there // wanted) / MILLI
+            ledger.resize(replica.id, cores)
+            replica.order_cores(cores)
+            out.append(actions.ResizeWorker(replica.id, cores))
 
     def _resizes(self, stage: StageState) -> bool:
         """Whether replicas of a stage are resized in place, by the plan in force."""
         plan = self._applications[stage.application.key].plan
-        return plan is None or any(each.in_place for each in plan.stages if each.stage == stage.name)
+        return plan is None or any(target.in_place for target in plan.stages if target.stage == stage.name)
 
     def _adopt(self, now_ns: int, node: Node, kept: events.KeptWorker, out: list[Action]) -> None:
         """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
@@ -593,9 +595,8 @@ class ControlPath:
         id = ReplicaId(state.next_worker)
         state.next_worker += 1
         out.append(actions.AdoptWorker(id, kept.number, spec, kept.is_ready))
-        stage = next(
-            (each.stages[spec.stage] for each in state.applications.values() if spec.stage in each.stages), None
-        )
+        stages = [stage for application in state.applications.values() for stage in application.all_stages]
+        stage = next((stage for stage in stages if stage.name == spec.stage), None)
         belief = stage.beliefs.get((spec.variant, spec.slot.hardware)) if stage is not None else None
         if stage is None or belief is None:
             out.append(actions.StopWorker(id, "no application has such a replica"))
@@ -656,7 +657,7 @@ class ControlPath:
             return
         given, self.plan_input = self.plan_input, None
         self._accept(now_ns, given, event, out)
-        if any(each.next_plan_ns <= each.woken_ns for each in self._applications.values()):
+        if any(application.next_plan_ns <= application.woken_ns for application in self._applications.values()):
             self.wake_ns = now_ns  # an application was woken meanwhile, and is still to be planned
 
     def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
@@ -670,24 +671,24 @@ class ControlPath:
             self._accept(now_ns, given, self.planner.plan(given), out)
 
     def _plan_input(self, now_ns: int, due: Sequence[ControlledApplication]) -> PlanInput:
-        keys = {each.state.key for each in due}
+        keys = {application.state.key for application in due}
         others = tuple(
-            CoreDemand(key, hardware, cores, each.weight)
-            for key, each in self._applications.items()
+            CoreDemand(key, hardware, cores, application.weight)
+            for key, application in self._applications.items()
             if key not in keys
-            for hardware, cores in cores_by_hardware(each.plan).items()
+            for hardware, cores in cores_by_hardware(application.plan).items()
         )
         views = [
             ApplicationView(
-                key=each.state.key,
-                stages=self._stage_views(now_ns, each.state),
-                ingress=self.traffic(each.state),
-                share=each.share,
-                weight=each.weight,
-                paths=each.state.graph.paths,
-                plan=each.plan,
+                key=application.state.key,
+                stages=self._stage_views(now_ns, application.state),
+                ingress=self.traffic(application.state),
+                share=application.share,
+                weight=application.weight,
+                paths=application.state.graph.paths,
+                plan=application.plan,
             )
-            for each in due
+            for application in due
         ]
         return PlanInput(self._requested, now_ns, self._state.ledger.views(), tuple(views), others)
 
@@ -777,17 +778,19 @@ class ControlPath:
     def _difference(self, application: ControlledApplication, target: StagePlan) -> Difference:
         pool = application.state.stages[target.stage].pool
         staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
-        refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
+        refused = {
+            replica.id for replica in staying if not replica.resizing and replica.slot.cores != replica.target_cores
+        }
         views = pool.views()
         brings_weights = application.state.parts.policies.provision.brings_weights
         prefers = fullest_nodes_first(views) if brings_weights else oldest_first
-        found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
-        if found.stop and any(replica.pipeline is not None for replica in staying):
+        difference = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
+        if difference.stop and any(replica.pipeline is not None for replica in staying):
             latest = [view.id for view in sorted(views, key=prefers, reverse=True)]
-            found = stops_whole_pipelines(found, pool.replicas, latest)
+            difference = stops_whole_pipelines(difference, pool.replicas, latest)
         if not application.keeps_all:
-            return found
-        return found.keeping({each.id for each in staying if each.life is Life.READY})
+            return difference
+        return difference.keeping({replica.id for replica in staying if replica.life is Life.READY})
 
     def _advance(
         self,
@@ -815,7 +818,7 @@ class ControlPath:
             elif not any(replica.will_free_cores for replica in self._state.replicas.values()):
                 without_room += left
         started = self._start(now_ns, stage, difference.start, out)
-        missing = [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in difference.start[started:]]
+        missing = [(spec, stage.beliefs[spec.variant, spec.slot.hardware]) for spec in difference.start[started:]]
         application.unplaced += missing
         if missing and not is_too_soon:
             spec, provision = missing[0][0], stage.application.parts.policies.provision
@@ -833,7 +836,7 @@ class ControlPath:
         if is_too_soon:
             return max(PlanProgress.TOO_SOON, attaching)
         application.forget_shortages(stage.name, of_shadows=attaching is not PlanProgress.NO_ROOM)
-        waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shape]
+        waits = difference.holds or moves or difference.detach or [spec for spec in difference.start if spec.shape]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
 
     def _scarce(self, spec: ReplicaSpec, belief: Belief) -> str:
@@ -841,8 +844,8 @@ class ControlPath:
         ledger = self._state.ledger
         if ledger.sites(spec, belief, one_of_equal=True):
             return ""
-        ready = [each for each in ledger.views() if each.state is NodeState.READY]
-        return why_impossible(spec, [each.node for each in ready]) or what_is_scarce(spec, belief, ready)[1]
+        ready = [view for view in ledger.views() if view.state is NodeState.READY]
+        return why_impossible(spec, [view.node for view in ready]) or what_is_scarce(spec, belief, ready)[1]
 
     def _move(
         self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]
@@ -942,12 +945,12 @@ class ControlPath:
 
     def _can_make_room(self, stage: StageState, specs: Sequence[ReplicaSpec]) -> bool:
         """Whether a missing replica would fit if it were the only one of its application."""
-        own = {
+        leaving = {
             id
             for id, worker in self._state.workers.items()
             if worker.replica.stage.application is stage.application or worker.replica.life is Life.DRAINING
         }
-        left = self._state.ledger.without(own)
+        left = self._state.ledger.without(leaving)
         return any(
             left.sites(spec, stage.beliefs[spec.variant, spec.slot.hardware], one_of_equal=True) for spec in set(specs)
         )
@@ -992,7 +995,7 @@ class ControlPath:
         """The same replicas, each with the rest of its pipeline."""
         pipelines = [(id, stage.pool.replicas[id].pipeline) for id in ids]
         return list(
-            dict.fromkeys(each for id, pipeline in pipelines for each in (pipeline.members if pipeline else (id,)))
+            dict.fromkeys(member for id, pipeline in pipelines for member in (pipeline.members if pipeline else (id,)))
         )
 
     def _watch_batches(self, now_ns: int, out: list[Action]) -> None:
@@ -1004,7 +1007,7 @@ class ControlPath:
         self._watch_ns = next_ns = now_ns + STALL_NS_MIN
         stalled, given_up = list[ReplicaId](), list[ReplicaId]()
         until_ns = now_ns - WATCHED_NS_MIN
-        for stage in [stage for each in self._applications.values() for stage in each.state.all_stages]:
+        for stage in [stage for application in self._applications.values() for stage in application.state.all_stages]:
             since_ns, stage.watched_ns = stage.watched_ns, until_ns
             if stage.look_ns < next_ns:
                 since_ns, stage.look_ns = -1, FOREVER_NS
@@ -1026,9 +1029,9 @@ class ControlPath:
         for id in sorted(stalled):
             self._watch_ns = min(self._watch_ns, self._expire(now_ns, self._state.replicas[id], out))
         for id in sorted(given_up):
-            found = self._state.replicas[id].batch
-            assert found is not None
-            ran = f"its batch has run for {in_s(now_ns - found.started_ns)}, longer than its response timeout"
+            running = self._state.replicas[id].batch
+            assert running is not None
+            ran = f"its batch has run for {in_s(now_ns - running.started_ns)}, longer than its response timeout"
             self._give_up(now_ns, id, ran, out)
 
     def _give_up(self, now_ns: int, id: ReplicaId, why: str, out: list[Action]) -> None:
@@ -1053,11 +1056,11 @@ def expendable(replicas: Sequence[Replica]) -> Replica | None:
     """The replica to stop first: the newest one of the stage that has the most; None if each is the last one of its
     stage."""
     counts = {
-        each.id: sum(other.life is not Life.DRAINING for other in each.stage.pool.replicas.values())
-        for each in replicas
+        replica.id: sum(other.life is not Life.DRAINING for other in replica.stage.pool.replicas.values())
+        for replica in replicas
     }
-    found = [each for each in replicas if counts[each.id] > 1]
-    return max(found, key=lambda each: (counts[each.id], each.id), default=None)
+    spare = [replica for replica in replicas if counts[replica.id] > 1]
+    return max(spare, key=lambda replica: (counts[replica.id], replica.id), default=None)
 
 
 def changed(before: Node, after: Node) -> str:
