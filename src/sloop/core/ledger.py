@@ -332,13 +332,13 @@ class Ledger:
     def sites(self, spec: ReplicaSpec, belief: Belief, *, one_of_equal: bool = False) -> list[Site]:
         """Where one more replica of `spec` fits, in the order in which the nodes were declared (see `sites`). With
         `one_of_equal`, of nodes that differ in nothing but their names only the first one."""
+        if spec.node is None:
+            return sites(spec, belief, self.firsts() if one_of_equal else self.views())
         seen = self._seen
         if seen.changed or not seen.views:
             self._update_views()
-        if spec.node is not None:
-            position = seen.positions.get(spec.node)
-            return [] if position is None else sites(spec, belief, [seen.views[position]])
-        return sites(spec, belief, self.firsts() if one_of_equal else seen.views)
+        position = seen.positions.get(spec.node)
+        return [] if position is None else sites(spec, belief, [seen.views[position]])
 
     def rentable(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
         """Where a replica would be on the first released node that could hold it; empty if there is none."""

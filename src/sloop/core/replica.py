@@ -193,7 +193,7 @@ class Replica:
 
     @property
     def shadows(self) -> list[ReplicaWorker]:
-        """The workers beside its first one, without those that were told to stop."""
+        """Its workers beside the first one, without those that were told to stop."""
         return [worker for worker in self.workers[1:] if worker.state is not WorkerState.DRAINING]
 
     @property

@@ -12,6 +12,8 @@ Nothing in it depends on whether the driver is a live server or the simulator. I
     state        all applications, replicas and nodes
 """
 
+from typing import Final
+
 from sloop.actions import Action
 from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
@@ -20,6 +22,9 @@ from sloop.core.rates import DeviceKey, DeviceLoad
 from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker, shape_of
 from sloop.core.weights import WeightRegistry
 from sloop.vocabulary import Life, ReplicaId, Shape, WorkerId
+
+READY: Final = Life.READY
+"""Looked up here once, not for each start."""
 
 
 class State:
@@ -49,17 +54,19 @@ class State:
             return
         if life is before:
             return
-        stage.pool.set_life(replica, life)
+        pool = stage.pool
+        pool.set_life(replica, life)
         replica.since_ns = now_ns
-        if replica.id not in stage.pool.running:
-            if life is Life.READY:
-                stage.pool.add_idle(replica)
-            elif before is Life.READY:
-                stage.pool.remove_idle(replica)
-        if Life.READY in (before, life):
-            stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
-        if life is Life.READY and (stage.avoided_ns or stage.start_backoff.charged):
-            stage.can_start_on(replica.node)
+        if life is READY:
+            stage.monitor.ready(now_ns, replica.millicores)
+            if replica.id not in pool.running:
+                pool.add_idle(replica)
+            if stage.avoided_ns or stage.start_backoff.charged:
+                stage.can_start_on(replica.node)
+        elif before is READY:
+            stage.monitor.ready(now_ns, -replica.millicores)
+            if replica.id not in pool.running:
+                pool.remove_idle(replica)
         stage.application.refresh(stage)
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
