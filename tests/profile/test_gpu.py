@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.profile.gpu import (
-    GPU_LIMITS,
     PARTITIONS,
     SM_LIMITS,
     GpuLimits,
@@ -18,7 +17,7 @@ from sloop.profile.gpu import (
     time_weighted,
 )
 
-V100 = GPU_LIMITS["V100"]
+V100 = GpuLimits.of((7, 0), 80)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sloop.cuda import CudaDevice, Gpu, GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.profile import kernels
 from sloop.profile.estimate import Estimate
-from sloop.profile.gpu import GPU_LIMITS, KernelLaunch
+from sloop.profile.gpu import GpuLimits, KernelLaunch
 from sloop.profile.interference import CountLaw, ShareLaw
 from sloop.profile.kernels import (
     CudaDriver,
@@ -42,7 +42,7 @@ from sloop.profile.profile import DemandSource, DeviceSharing, Profile, Quadrati
 from sloop.tensor import Port, Signature
 from tests.nvidia import CountedKernel, FakeNvidia, ncu_csv
 
-T4 = GPU_LIMITS["T4"]
+T4 = GpuLimits.of((7, 5), 40)
 CARD = GpuPlace.on(Gpu(0, "GPU-4d2ca1c0", "Tesla T4", 15 << 30, 0, "550.54.15"), "T4")
 CONVOLUTION = CountedKernel("implicit_convolve_sgemm", "400,000", "43.75", "60.10", 20, 256, 64, 8192)
 ADDITION = CountedKernel('void add<float, "x">(float*, int)', "100,000", "87.50", "20.00", 4_000, 256, 16)

@@ -31,7 +31,7 @@ def example_ms(cores: int) -> Floats:
 
 
 EXAMPLE = BlockCosts(
-    example_ms(2), example_ms(4), (1.0 * MIB, 4.0 * MIB, 95.0 * MIB), WORK, (0.5e6, 2e6, 1e6, 0.1e6), 2, 4, SLO_MS
+    example_ms(2), example_ms(4), (1.0 * MIB, 4.0 * MIB, 95.0 * MIB), WORK, (0.5e6, 2e6, 1e6, 0.1e6), 4, SLO_MS
 )
 EXAMPLE_WHOLE = np.array([np.zeros(5), *(example_ms(cores).sum(axis=0) for cores in range(1, 5))])
 
@@ -142,7 +142,6 @@ def block_costs(draw: st.DrawFn) -> BlockCosts:
         tuple(random.lognormal(14, 2, count)),
         tuple(work),
         tuple(random.lognormal(12, 1, count + 1)),
-        body_cores,
         shadow_cores,
         float(table(4).sum(axis=0)[-1] * draw(st.floats(0.5, 3))),
     )

@@ -1,6 +1,6 @@
 """How batches that run on one device at the same time slow each other down: laws, and measured kernels."""
 
-from sloop.profile.gpu import GPU_LIMITS, IgniterGpu, IgniterModel, IgniterResident, KernelLaunch, igniter_gpu_ms
+from sloop.profile.gpu import GpuLimits, IgniterGpu, IgniterModel, IgniterResident, KernelLaunch, igniter_gpu_ms
 from sloop.profile.interference import (
     NO_SLOWDOWN,
     SHARE_EXPONENT,
@@ -13,7 +13,6 @@ from sloop.profile.interference import (
 from sloop.profile.pairs import MIB, BlockCosts, Floats, runs_of
 
 __all__ = [
-    "GPU_LIMITS",
     "MIB",
     "NO_SLOWDOWN",
     "SHARE_EXPONENT",
@@ -21,6 +20,7 @@ __all__ = [
     "BlockCosts",
     "DeviceDemand",
     "Floats",
+    "GpuLimits",
     "IgniterGpu",
     "IgniterLaw",
     "IgniterModel",

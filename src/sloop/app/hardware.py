@@ -4,9 +4,9 @@ Every price names its source. Only `local` and `foreign_profiles` read the local
 
 Sources: prices and instance types of Ribbon (Li et al., SC 2021, price list of its artefact) and of Paldia (Table II);
 cores, memory and memory of the accelerators as Amazon lists them for those types; clients of an accelerator as NVIDIA's
-documentation of MPS (48 since Volta, 16 before); SMs, memory bandwidth and power of accelerators as NVIDIA's data
-sheets; the machine of Flashpoint's evaluation (San Juan, thesis, Waterloo 2023, chapters 3 and 8). The power of whole
-nodes was not published for any of them; it is assumed (specification of Paldia, section 5.6).
+documentation of MPS (48 since Volta, 16 before); power of accelerators as NVIDIA's data sheets; the machine of
+Flashpoint's evaluation (San Juan, thesis, Waterloo 2023, chapters 3 and 8). The power of whole nodes was not published
+for any of them; it is assumed (specification of Paldia, section 5.6).
 """
 
 import re
@@ -58,31 +58,6 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceleratorFacts:
-    """What is published about a kind of accelerator beside its memory: of one GPU, which of the M60 and the K80 is half
-    a board."""
-
-    sms: int
-    gb_per_s: float
-    """Memory bandwidth, in 10⁹ bytes per second."""
-    max_w: float
-    """Its power limit; of half a board half of the board's."""
-
-
-ACCELERATOR_FACTS: Final[Mapping[str, AcceleratorFacts]] = {
-    "M60": AcceleratorFacts(16, 160.0, 150.0),
-    "K80": AcceleratorFacts(13, 240.0, 150.0),
-    "P40": AcceleratorFacts(30, 346.0, 250.0),
-    "T4": AcceleratorFacts(40, 320.0, 70.0),
-    "V100": AcceleratorFacts(80, 900.0, 300.0),
-    "A10": AcceleratorFacts(72, 600.0, 150.0),
-    "A100": AcceleratorFacts(108, 1555.0, 400.0),
-    "H100": AcceleratorFacts(132, 3350.0, 700.0),
-}
-"""By kind. A100 is the one with 40 GB, H100 that with SXM5."""
-
-
-@dataclass(frozen=True, slots=True)
 class HardwareKind:
     """A kind of node: virtual cores, memory, accelerators, its on-demand price and the source of all of them."""
 
@@ -122,9 +97,10 @@ ACCELERATORS: dict[str, Device] = {
 """Accelerators by kind: one GPU as EC2 rents it, which of the M60 and the K80 is half a board."""
 
 
-def _gpu_power(device: str, idle_w: float) -> Power:
-    """Of a node with one accelerator that draws `idle_w` at rest, and its host."""
-    return Power(idle_w + HOST_W, ACCELERATOR_FACTS[device].max_w + HOST_W)
+def _gpu_power(idle_w: float, max_w: float) -> Power:
+    """Of a node with one accelerator, whose power limit is `max_w` and half of its board's if it is half a board, and
+    its host."""
+    return Power(idle_w + HOST_W, max_w + HOST_W)
 
 
 def _kind(
@@ -175,11 +151,11 @@ KINDS: dict[str, HardwareKind] = {
         _kind("t3.2xlarge", 8, 32, 0.3328),
         _kind("t3a.xlarge", 4, 16, 0.1504),
         _kind("t3a.2xlarge", 8, 32, 0.3008),
-        _kind("g3s.xlarge", 4, 30.5, 0.75, "M60", source=_PALDIA, power=_gpu_power("M60", 30)),
+        _kind("g3s.xlarge", 4, 30.5, 0.75, "M60", source=_PALDIA, power=_gpu_power(30, 150)),
         _kind("g4dn.xlarge", 4, 16, 0.526, "T4"),
         _kind("g4dn.2xlarge", 8, 32, 0.752, "T4"),
-        _kind("p2.xlarge", 4, 61, 0.90, "K80", power=_gpu_power("K80", 35)),
-        _kind("p3.2xlarge", 8, 61, 3.06, "V100", power=_gpu_power("V100", 40)),
+        _kind("p2.xlarge", 4, 61, 0.90, "K80", power=_gpu_power(35, 150)),
+        _kind("p3.2xlarge", 8, 61, 3.06, "V100", power=_gpu_power(40, 300)),
         _kind("lambda.a10", 30, 200, 0.0, "A10", source=_FLASHPOINT),
     )
 }

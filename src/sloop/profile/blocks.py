@@ -38,7 +38,6 @@ def block_costs(
         tuple(float(max(1, each.param_bytes)) for each in blocks),
         compute,
         (layers.input_bytes, *(each.crossing_bytes for each in blocks)),
-        body_cores,
         shadow_cores,
         slo_ms,
         MoveCosts(layers.load_fixed_ms, 0.0, move_ms_per_byte, NOTIFY_MS),

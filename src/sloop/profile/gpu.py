@@ -81,15 +81,6 @@ class GpuLimits:
         return cls(sms, limits)
 
 
-GPU_LIMITS: Final = {
-    "V100": GpuLimits(80, SM_LIMITS[7, 0]),
-    "T4": GpuLimits(40, SM_LIMITS[7, 5]),
-    "A100": GpuLimits(108, SM_LIMITS[8, 0]),
-    "H100": GpuLimits(132, SM_LIMITS[9, 0]),
-}
-"""By kind of accelerator, with the SMs that NVIDIA's data sheets give (H100: SXM)."""
-
-
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
     """The launch configuration of a kernel, as a profiler's trace has it."""

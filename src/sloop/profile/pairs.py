@@ -51,7 +51,6 @@ class BlockCosts:
     """The compute of each block, in multiply-adds or measured time, which `ranked` compares with the size."""
     crossing_bytes: tuple[float, ...]
     """The bytes of one row that cross each boundary: before the first block, between any two, after the last."""
-    body_cores: float
     shadow_cores: float
     slo_ms: float
     moves: MoveCosts = field(default_factory=MoveCosts)

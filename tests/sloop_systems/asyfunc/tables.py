@@ -23,7 +23,7 @@ def block_costs(seed: int) -> BlockCosts:
     sizes = tuple(random.uniform(1e5, 4e7) for _ in alone)
     compute = tuple(random.uniform(1, 100) for _ in alone)
     crossing = tuple(random.uniform(1e3, 3e5) for _ in range(13))
-    return BlockCosts(body, shadow, sizes, compute, crossing, 4.0, 8.0, float(body.sum(axis=0)[-1]))
+    return BlockCosts(body, shadow, sizes, compute, crossing, 8.0, float(body.sum(axis=0)[-1]))
 
 
 def asyfunc_answers() -> Answers:

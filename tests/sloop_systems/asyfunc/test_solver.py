@@ -78,7 +78,6 @@ def costs_of(name: str, body_cores: int, shadow_cores: int = CORES_MAX) -> Block
         sizes_of(name),
         compute_of(name),
         (4.0 * float(np.prod(NETWORKS[name]["input"])), *column(name, 4)),
-        body_cores,
         shadow_cores,
         float(whole(name)[CORES_MAX, BATCH_MAX]),
     )

@@ -8,7 +8,7 @@ rented, as `core.nodes` does.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec import Struct, structs
 
@@ -20,10 +20,6 @@ from sloop.systems.setup import ApplicationSetup
 from sloop.text import counted, number
 from sloop.units import GIB
 from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec
-
-SHOWN_MAX: Final = 32
-"""A cluster of at most this many nodes is shown to place policies in full, so that a policy may choose by names. Of a
-larger one they see the first of equal nodes, which is all that matters to policies that choose by resources."""
 
 
 class PlanShortfall(Struct, frozen=True):
@@ -40,11 +36,6 @@ class PlanShortfall(Struct, frozen=True):
     """Empty if it concerns all applications together."""
     hardware: str = ""
     """The kind of hardware that it is about; empty if it is about all kinds."""
-
-    @property
-    def missing(self) -> float:
-        """The difference between `needs` and `has`, in `unit`."""
-        return abs(self.needs - self.has)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +101,7 @@ class Placement:
 
     def full(self, spec: ReplicaSpec, belief: Belief) -> tuple[Scarce, str] | None:
         """What is scarce, and why, if no node has room for one more replica; None if one has."""
-        if self._sites(spec, belief):
+        if self._sites(spec, belief, one_of_equal=True):
             return None
         scarce, why = self._scarce(spec, belief)
         return scarce, f"no node has room for one more replica of {counted(spec.cores, 'core')}: {why}"
@@ -124,7 +115,7 @@ class Placement:
             spec = group.spec
             belief = setup.beliefs[spec.stage, spec.variant, spec.slot.hardware]
             for done in range(group.count):
-                sites = self._sites(spec, belief)
+                sites = self._sites(spec, belief, one_of_equal=policy.ignores_names)
                 if not sites:
                     room.shortfalls.append(self._no_room(group, group.count - done, belief, application))
                     break
@@ -137,12 +128,10 @@ class Placement:
                 room.reservations[id] = group, reservation
         return room
 
-    def _sites(self, spec: ReplicaSpec, belief: Belief) -> list[Site]:
+    def _sites(self, spec: ReplicaSpec, belief: Belief, *, one_of_equal: bool) -> list[Site]:
         """Among which sites the place policy chooses for a replica: those on a node on demand that would have to be
         rented only if no other has room."""
-        ledger = self._ledger
-        one_of_equal = len(ledger.nodes) > SHOWN_MAX
-        return ledger.sites(spec, belief, one_of_equal=one_of_equal) or ledger.rentable(spec, belief)
+        return self._ledger.sites(spec, belief, one_of_equal=one_of_equal) or self._ledger.rentable(spec, belief)
 
     def _scarce(self, spec: ReplicaSpec, belief: Belief) -> tuple[Scarce, str]:
         """The scarce resource because of which no node has room for one more replica of `spec`, and a text."""

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Final
 
 from sloop.api import ROUNDING, WIDE_ROUNDING, counted, number
-from sloop.api.devices import GPU_LIMITS, KernelLaunch
+from sloop.api.devices import GpuLimits, KernelLaunch
 from sloop.api.experiments import stream
 from sloop.api.solvers import WHOLE_DEVICE, BatchOption, content_needs
 from sloop_systems.colocation import igniter, usher
@@ -498,7 +498,7 @@ def kernel_rows() -> list[Row]:
     return [
         compare(
             Claim("A7 SM use", f"{launch.blocks} blocks of {launch.threads} threads", "%", "exact", None, percent),
-            [launch.sm_percent(GPU_LIMITS["V100"])],
+            [launch.sm_percent(GpuLimits.of((7, 0), 80))],
         )
         for launch, percent in LAUNCHES
     ]
