@@ -61,20 +61,21 @@ from sloop.events import Event, NodeLost, NodeReady, TransferFailed, Transferred
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import Pass, load_profile, path_beside, save_profile
 from sloop.runlog.summary import RunRow
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
 from sloop.tensor import Signature
 from sloop.vocabulary import STORE, ModelWeights, Node, TransferId
+from tests import joining
 from tests.hosts import Host, Hosts, Process, RayCluster
 
 PLACES: Final = ("local", "agent beside", "agent on the other host")
-TOKEN: Final = "0123456789abcdef0123456789abcdef"
 PORT: Final = 8000
 JOIN: Final = 9400
 START_S_MAX: Final = 120
 CONNECTIONS: Final = {"small": 32, "large": 4}
 SLOOP: Final = [sys.executable, "-m", "sloop"]
+JOINING: Final = [sys.executable, joining.__file__]
 ATTAINED: Final = 0.92
 """The attainment that the simulator is to foresee."""
 PIXELS: Final = 64
@@ -153,18 +154,12 @@ async def ask(name: str, connections: int, seconds: float) -> Result:
 def serving(hosts: Hosts, folder: Path, app: Path, place: str) -> Iterator[None]:
     """A server on the first host, whose worker is at this place."""
     server, other = hosts[0], hosts[1]
-    token = folder / "token"
-    token.write_text(TOKEN)
-    join = f"{server.address}:{JOIN}"
-    command = [*SLOOP, "serve", str(app), "--http-port", str(PORT), "--state", str(folder / f"state-{app.stem}")]
-    agents = ["--backend", "agents", "--address", join, "--token-file", str(token)]
-    started = [
-        server.run(
-            [*command, *([] if place == "local" else agents)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    ]
+    options = ["serve", str(app), "--http-port", str(PORT), "--state", str(folder / f"state-{app.stem}")]
+    agents = ["--backend", "ray", "--address", server.address, "--agents-port", str(JOIN)]
+    command = [*SLOOP, *options] if place == "local" else [*JOINING, *options, *agents]
+    started = [server.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
     if place != "local":
-        agent = [*SLOOP, "agent", "--join", join, "--name", "local-0", "--token-file", str(token)]
+        agent = [*JOINING, "agent", server.address, str(JOIN), "local-0"]
         started.append(
             (server if place == "agent beside" else other).run(
                 agent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -410,12 +405,12 @@ async def order_transfers(address: str, url: str) -> None:
     nodes = [Node(name, "local", 0.1, 1 << 40) for name in (SOURCE, *RECEIVERS)]
     arenas, reports, last = Arenas(), Reports(), 0
     backend = AgentBackend(
-        *(servables, {}, JoiningNodes()),
+        *(servables, {}, joining.JoiningNodes(address)),
         arenas=arenas,
         nodes=nodes,
-        endpoint=(address, JOIN),
+        port=JOIN,
         pid=os.getpid(),
-        token=TOKEN.encode(),
+        memory=joining.Memory(),
     )
     await backend.open()
     reports.nodes = {node.name for node in nodes}
@@ -450,9 +445,9 @@ async def order_transfers(address: str, url: str) -> None:
 
 def agent_on(host: Host, address: str, folder: Path, name: str) -> Process:
     """An agent with a cache in its host's memory."""
-    argv = [*SLOOP, "agent", "--join", f"{address}:{JOIN}", "--name", name, "--token-file", str(folder / "token")]
+    argv, env = [*JOINING, "agent", address, str(JOIN), name], {"SLOOP_MODELS_CACHE": "/dev/shm/models"}
     with (folder / f"{name}.log").open("ab") as log:
-        return host.run([*argv, "--models-cache", "/dev/shm/models"], stdout=log, stderr=log)
+        return host.run(argv, env=env, stdout=log, stderr=log)
 
 
 def sent_bytes(host: Host) -> int:
@@ -474,7 +469,6 @@ def transfers(folder: Path, given: Namespace) -> str:
     content = random.Random(given.seed).randbytes(MODEL_BYTES)
     wanted = hashlib.sha256(content).hexdigest()
     (folder / "model.bin").write_bytes(content)
-    (folder / "token").write_text(TOKEN)
     took_s: dict[str, list[float]] = {kind: [] for kind in ("chain", "unicast", "killed")}
     sent: dict[str, list[float]] = {kind: [] for kind in took_s}
     with Hosts(2 + len(RECEIVERS), LINK_BITS_S) as hosts:

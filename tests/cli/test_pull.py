@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sloop.cli import main
-from sloop.cli.command import models_folder
-from sloop.serve.weights.folder import ModelFolder
+from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
 from tests.serve.bad_store import BadStore, Served, SigningStore
 
@@ -58,13 +57,13 @@ def test_what_was_pulled_is_found_by_other_commands(far: Path, store: BadStore, 
         assert result.exit_code == 1
         assert "stages[0].model: this model is not on this machine" in result.stderr
         assert "help: fetch it with `sloop pull`" in result.stderr
-    assert not models_folder().exists()
+    assert not usual_folder().exists()
     result = run("pull", far, "--json")
     assert result.exit_code == 0, result.stderr
     (row,) = json.loads(result.stdout)["models"]
     assert row["source"] == f"{store.url}/tiny.onnx"
     assert Path(row["path"]).read_bytes() == model.read_bytes()
-    assert Path(row["path"]).is_relative_to(models_folder())
+    assert Path(row["path"]).is_relative_to(usual_folder())
     for command in (["check", far], ["plan", far, "--rate", "5"]):
         assert run(*command).exit_code == 0
     checked = json.loads(run("check", far, "--json").stdout)
@@ -155,9 +154,9 @@ def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.delenv("SLOOP_MODELS_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert models_folder() == tmp_path / ".cache" / "sloop" / "models"
+    assert usual_folder() == tmp_path / ".cache" / "sloop" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
-    assert models_folder() == Path("/var/cache/me/sloop/models")
+    assert usual_folder() == Path("/var/cache/me/sloop/models")
     assert models_folder(tmp_path) == tmp_path
 
 
@@ -172,7 +171,7 @@ def test_a_server_fetches_its_models_and_keeps_them(far: Path, store: BadStore) 
         assert line, process.communicate()[1]
         with urlopen(f"{json.loads(line)['http']}/v2/models/far") as answer:
             assert json.loads(answer.read())["inputs"][0]["name"] == "x"
-        shelf = ModelFolder(models_folder(), 10**9)
+        shelf = ModelFolder(usual_folder(), 10**9)
         copy = shelf.copy_of(ModelSource.of(f"{store.url}/tiny.onnx"))
         assert copy is not None
         assert shelf._evictable(Path()) == []

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from sloop.app.application import Deployment
 from sloop.app.limits import ServerLimits
-from sloop.cli import agent as agents
 from sloop.cli import main
 from sloop.cli import profile as module
 from sloop.cli import serve as serving
@@ -32,6 +31,7 @@ from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import Settings
+from tests import joining
 from tests.cli.conftest import APPLICATION, SERVED
 from tests.cli.test_command import SOLVERS_AND_PLOTS
 from tests.serve.edge.test_attacks import make_certificate
@@ -94,15 +94,13 @@ def test_an_address_of_ipv6_is_taken_and_shown_as_urls_have_it(model: Path, host
 
 
 @pytest.mark.live
-def test_it_leaves_when_told_while_it_still_waits_for_agents(model: Path) -> None:
+def test_it_leaves_when_told_while_it_still_waits_for_nodes(model: Path) -> None:
     (model.parent / "tiny.yaml").write_text(SERVED + "cluster: {nodes: [{hardware: local, count: 1, cores: 1}]}\n")
-    (model.parent / "token").write_text("0123456789abcdef")
-    nodes = "--backend agents --address 127.0.0.1:0 --token-file token --http-port 0 --grpc-port 0"
-    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", *nodes.split()]
+    nodes = "--backend ray --address 127.0.0.1 --http-port 0 --grpc-port 0"
+    command = [sys.executable, joining.__file__, "serve", "tiny.yaml", *nodes.split()]
     with subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
-        said = next(line for line in waiting.stderr if "waiting at" in line)
-        assert "for the agents of local-0" in said
+        assert next(line for line in waiting.stderr if "waiting for the agents of local-0" in line)
         waiting.send_signal(signal.SIGHUP)
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait(30) == 0  # agents have two minutes to come
@@ -203,7 +201,7 @@ def test_tls_that_cannot_work_is_told_before_anything_starts(app: Path, options:
     assert told in result.stderr
 
 
-NODES = ["--backend", "agents", "--address", "10.0.0.1:9000", "--token-file", "token"]
+RAY = ["--backend", "ray", "--agents-port", "9000"]
 MACHINES = ["cert", "key", "ca"]
 
 
@@ -211,13 +209,15 @@ MACHINES = ["cert", "key", "ca"]
     ("options", "code", "told"),
     [
         (["--agents-tls-cert", "a.pem"], 2, "--agents-tls-cert has no meaning with --backend local"),
-        ([*NODES, "--agents-tls-cert", "a.pem"], 2, "--agents-tls-key is missing"),
-        ([*NODES, *(f"--agents-tls-{kind}=none.pem" for kind in MACHINES)], 1, "none.pem: not a certificate"),
-        (["--backend", "agents"], 2, "--backend agents needs --address"),
-        ([*NODES[:4]], 2, "--backend agents needs --token-file"),
-        ([*NODES[:3], "here", *NODES[4:]], 2, "'here' is no address"),
-        ([*NODES, "--agents-port", "9000"], 2, "with agents, --address has the port"),
+        ([*RAY, "--agents-tls-cert", "a.pem"], 2, "--agents-tls-key is missing"),
+        ([*RAY, *(f"--agents-tls-{kind}=none.pem" for kind in MACHINES)], 1, "none.pem: not a certificate"),
         (["--agents-port", "9000"], 2, "--agents-port has no meaning with --backend local"),
+        (
+            ["--backend", "agents", "--address", "10.0.0.1:9000"],
+            2,
+            "--backend agents is gone, because Ray starts agents",
+        ),
+        ([*RAY, "--token-file", "token"], 2, "--token-file is no option any more: the state folder"),
     ],
 )
 def test_mistakes_about_other_machines_are_told(app: Path, options: list[str], code: int, told: str) -> None:
@@ -225,52 +225,29 @@ def test_mistakes_about_other_machines_are_told(app: Path, options: list[str], c
     assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
 
 
-@pytest.mark.parametrize(
-    ("where", "token", "code", "told"),
-    [
-        ("here", "token", 2, "'here' is no address"),
-        ("10.0.0.1:9000", "none", 1, "the token cannot be read"),
-        ("10.0.0.1:9000", "short", 1, "the token has 5 bytes"),
-    ],
-)
-def test_mistakes_about_an_agent_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, token: str, code: int, told: str
-) -> None:
-    (tmp_path / "token").write_text("0123456789abcdef")
-    (tmp_path / "short").write_text("12345")
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["agent", "--join", where, "--name", "one", "--token-file", token])
-    assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
+def test_a_command_of_earlier_versions_says_what_replaces_it() -> None:
+    result = CliRunner().invoke(main, ["agent", "--join", "10.0.0.1:9000", "--name", "one"])
+    assert (result.exit_code, "because Ray starts agents: run `ray start" in " ".join(result.stderr.split())) == (
+        2,
+        True,
+    )
 
 
-def test_files_of_tls_between_machines_reach_server_and_agent(
+def test_files_of_tls_between_machines_reach_the_server(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_certificate(tmp_path, "authority")
     make_certificate(tmp_path, "node", issuer="authority")
-    (tmp_path / "token").write_text("0123456789abcdef")
     monkeypatch.chdir(tmp_path)
-    files = [
-        f"-tls-{kind}={name}" for kind, name in zip(MACHINES, ("node.pem", "node.key", "authority.pem"), strict=True)
-    ]
+    files = zip(MACHINES, ("node.pem", "node.key", "authority.pem"), strict=True)
     expected = NodeTls(tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "authority.pem")
     seen: list[object] = []
     monkeypatch.setattr(serving, "serve_until_stopped", lambda _, settings, **__: seen.append(settings.nodes))
-    result = CliRunner().invoke(main, ["serve", str(app), *NODES, *(f"--agents{file}" for file in files)])
+    result = CliRunner().invoke(
+        main, ["serve", str(app), *RAY, *(f"--agents-tls-{kind}={name}" for kind, name in files)]
+    )
     assert result.exit_code == 0, result.stderr
-    ray = ["--backend", "ray", "--agents-port", "9000", *(f"--agents{file}" for file in files)]
-    result = CliRunner().invoke(main, ["serve", str(app), *ray])
-    assert result.exit_code == 0, result.stderr
-    token = Path("token")
-    assert seen == [NodeSettings(None, "10.0.0.1", 9000, token, expected), NodeSettings("", port=9000, tls=expected)]
-    made: list[object] = []
-    monkeypatch.setattr(agents, "Agent", lambda *_, **others: made.append(others["tls"]))
-    monkeypatch.setattr("uvloop.run", lambda main: main.close())
-    join = ["agent", "--join", "10.0.0.1:9000", "--name", "one", "--token-file", "token"]
-    result = CliRunner().invoke(main, [*join, *(f"-{file}" for file in files)])
-    assert (result.exit_code, made) == (0, [expected]), result.stderr
-    result = CliRunner().invoke(main, [*join, "--tls-ca", "authority.pem"])
-    assert (result.exit_code, "--tls-cert is missing" in result.stderr) == (2, True)
+    assert seen == [NodeSettings("", 9000, expected)]
 
 
 def test_keys_come_from_a_file_and_user_code_does_not_see_the_one_of_the_environment(

@@ -20,13 +20,13 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.serve.processes import SPARE
+from tests import joining
 from tests.hosts import WAIT_S, Host, Process
 
 HTTP: Final = 8000
 """The server's port for HTTP."""
 JOIN: Final = 9411
 """Where it waits for agents."""
-TOKEN: Final = "0123456789abcdef0123456789abcdef"
 HUNG_S: Final = 20.0
 """A request without an answer for so long hangs; no deadline or time-out of the server is longer."""
 LOST: Final = "connection lost"
@@ -124,16 +124,9 @@ class Fleet:
         themselves. `env` is added to the environment of all processes. `spares`: the workers that each agent starts
         ahead; tests count workers and compare them, and have none."""
         self.hosts, self.folder, self._env, self._spares = hosts, folder, env, spares
-        self._backend = backend or [
-            "--backend",
-            "agents",
-            "--address",
-            f"{self.address}:{JOIN}",
-            "--token-file",
-            "token",
-        ]
+        self._backend = backend or ["--backend", "ray", "--address", self.address, "--agents-port", str(JOIN)]
+        self._program = ["-m", "sloop"] if backend else [str(joining.__file__)]
         (folder / "app.yaml").write_text(app)
-        (folder / "token").write_text(TOKEN)
         self.server: Process | None = None
         self.agents: dict[str, Process] = {}
         self._get = build_opener(ProxyHandler({})).open
@@ -147,18 +140,18 @@ class Fleet:
     ) -> Process:
         """`backend`, `app`, `env`: others than usual, for this time."""
         arguments = [app, "--host", "0.0.0.0", "--http-port", str(HTTP), "--state", "state"]
-        options = ["serve", *arguments, *(backend or self._backend)]
+        options = [*self._program, "serve", *arguments, *(backend or self._backend)]
         self.server = self._run(self.hosts[0], "server", options, env)
         return self.server
 
     def start_agent(self, name: str, host: Host) -> Process:
-        where = ["--join", f"{self.address}:{JOIN}", "--token-file", "token", "--spare-workers", str(self._spares)]
-        self.agents[name] = process = self._run(host, name, ["agent", *where, "--name", name])
+        where = [joining.__file__, "agent", self.address, str(JOIN), name, str(self._spares)]
+        self.agents[name] = process = self._run(host, name, where)
         return process
 
     def _run(self, host: Host, name: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
-            argv = [sys.executable, "-P", "-m", "sloop", *arguments]
+            argv = [sys.executable, "-P", *arguments]
             return host.run(argv, env=env or self._env, cwd=self.folder, stdout=log, stderr=log)
 
     def log(self, name: str = "server") -> str:
@@ -179,13 +172,14 @@ class Fleet:
 
     def ready(self) -> dict[int, str]:
         """The replicas that are ready, with their nodes."""
-        return {each["id"]: each["node"] for _, each in self._replicas() if each["life"] == "ready"}
+        return {each["id"]: each["node"] for _, each in self.replicas() if each["life"] == "ready"}
 
     def stages(self) -> list[tuple[str, str]]:
         """Stage and node of each replica that is ready."""
-        return [(stage, each["node"]) for stage, each in self._replicas() if each["life"] == "ready"]
+        return [(stage, each["node"]) for stage, each in self.replicas() if each["life"] == "ready"]
 
-    def _replicas(self) -> list[tuple[str, dict[str, Any]]]:
+    def replicas(self) -> list[tuple[str, dict[str, Any]]]:
+        """Stage and description of each replica."""
         stages = [stage for each in self.state().get("applications", ()) for stage in each["stages"]]
         return [(stage["name"], replica) for stage in stages for replica in stage["replicas"]]
 

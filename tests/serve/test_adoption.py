@@ -33,7 +33,7 @@ from sloop.serve.agent import (
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages, agents
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory
+from sloop.serve.backends.agents import AgentBackend, NodeMemory
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, HolderTable
@@ -43,6 +43,7 @@ from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 from tests.hosts import is_running
+from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import wirings_of
 from tests.serve.test_agents import A, B, FakeAgent, Fleet, finished, fleet, memory_files, play, spec
 from tests.serve.test_local_backend import BYTES
@@ -190,20 +191,6 @@ def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
     play(scene)
 
 
-def test_a_replica_for_which_nothing_can_be_reserved_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JoiningNodes, "reserve", lambda self, replica, spec, then: then("Ray has given it to another"))
-
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await returned(here, 4)
-            found.send(WorkersKept((kept(4),)))
-            await here.ear.hear(NodeReady)
-            here.backend.adopt(A, 4, spec("one"))
-            assert await found.hear(StopWorker) == StopWorker(A, "Ray has given it to another")
-
-    play(scene)
-
-
 # The start of a server whose predecessor has died
 
 ALWAYS = [Node(name, "local", 2, 1 << 30) for name in ("one", "two")]
@@ -223,12 +210,11 @@ def fleet_at(
         *(servables, wirings_of(servables), JoiningNodes()),
         arenas=arenas,
         nodes=nodes,
-        endpoint=(HOST, port),
+        port=port,
         pid=os.getpid(),
-        token=TOKEN,
         join_s_max=join_s_max,
         holders=holders,
-        memory=memory,
+        memory=Memory(memory),
     )
     return Fleet(backend, arenas, holders)
 
@@ -248,13 +234,13 @@ def test_a_server_remembers_the_nodes_that_it_had_until_it_ends(tmp_path: Path) 
         await port_of(backend)
         one, _ = await here.join("one"), await here.join("two")
         await opening
-        assert NodeMemory(path).read() == ["one", "two"]
+        assert NodeMemory(path).nodes == ["one", "two"]
         one.records.close()
-        await until(lambda: NodeMemory(path).read() == ["two"])
+        await until(lambda: NodeMemory(path).nodes == ["two"])
         for each in here.agents:
             each.records.close()
         await backend.close()
-        assert NodeMemory(path).read() == [""]
+        assert NodeMemory(path).nodes == []
 
     play(scene)
 
@@ -306,10 +292,10 @@ def test_a_memory_that_cannot_be_written_is_told_and_does_no_harm(
     memory = NodeMemory(tmp_path / "none" / "nodes")
     memory.write(["one"])
     assert "cannot be written" in caplog.text
-    assert memory.read() == []
-    assert NodeMemory(None).read() == []
+    assert memory.nodes == []
+    assert NodeMemory(None).nodes == []
     (tmp_path / "nodes").write_bytes(b"\xff\xfe")
-    assert NodeMemory(tmp_path / "nodes").read() == []
+    assert NodeMemory(tmp_path / "nodes").nodes == []
 
 
 # A real agent, and two servers one after the other
@@ -410,7 +396,7 @@ def test_a_server_whose_core_has_failed_leaves_its_replicas_to_the_next(tmp_path
             await started(first, A)
             await first.backend.leave()
             await first.backend.close()
-            assert NodeMemory(tmp_path / "nodes").read() == ["one"]
+            assert NodeMemory(tmp_path / "nodes").nodes == ["one"]
             second = await made.next()
             await second.ear.hear(NodeReady)
             assert offered(second) == (kept(1),)

@@ -54,7 +54,7 @@ from sloop.serve.agent import (
     WorkersKept,
 )
 from sloop.serve.backends import agents, local
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
 from sloop.serve.messages import PassedBatch, Run
@@ -74,6 +74,7 @@ from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot, TransferId
+from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, certificates, is_closed, proved, tls_of, until
@@ -179,9 +180,8 @@ async def fleet(tls: NodeTls | None = None) -> AsyncIterator[Fleet]:
         *(SERVABLES, wirings_of(SERVABLES), JoiningNodes()),
         arenas=arenas,
         nodes=NODES,
-        endpoint=(HOST, 0),
         pid=os.getpid(),
-        token=TOKEN,
+        memory=Memory(),
         tls=tls,
         holders=holders,
     )

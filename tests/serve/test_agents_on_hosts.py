@@ -495,7 +495,7 @@ def test_requests_whose_tensors_are_lost_with_a_node_fail_and_no_other_does(grap
     load.check()
     assert load.counts()[500]
     assert all("tensors" in body for body in load.bodies if body.startswith('{"error":"failed'))
-    agents = [running(host, "sloop agent") for host in graph.agent_hosts]
+    agents = [running(host, "joining.py") for host in graph.agent_hosts]
     until(  # what the server had over a connection that has ended stays for `LINGER_S`
         lambda: [len(memory_files(pids)) for pids in agents] == [2, 2], "each has its own arena and its worker's"
     )

@@ -45,7 +45,7 @@ from sloop.serve.agent import (
     RunBatch,
 )
 from sloop.serve.backends import agents
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes, sources_of
+from sloop.serve.backends.agents import AgentBackend, sources_of
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.messages import CutBlock, PassedBatch, Run
@@ -71,6 +71,7 @@ from sloop.vocabulary import (
     parts_at,
 )
 from tests.hosts import is_running
+from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import run_of, wirings_of
 from tests.serve.test_agents import BATCH, block, finished, fleet
 from tests.serve.test_agents import play as play_fleet
@@ -133,9 +134,8 @@ class Rig:
             *(servables, wirings_of(servables), JoiningNodes()),
             arenas=self.arenas,
             nodes=NODES,
-            endpoint=(HOST, 0),
             pid=os.getpid(),
-            token=TOKEN,
+            memory=Memory(),
         )
         self.backend.attach(self.ear)
         self.client = BlockClient(TOKEN)

@@ -36,7 +36,6 @@ from sloop.serve.network import (
     NodeTls,
     Purpose,
     connect,
-    read_token,
 )
 from sloop.serve.transport import CLOSED, HEADER, PAYLOAD_BYTES_MAX, Frame, FrameKind, pack_head
 from sloop.shared_memory import Address
@@ -532,22 +531,6 @@ def test_files_of_tls_that_cannot_be_used_are_named(certificates: Path) -> None:
         for make in (found.client_context, found.server_context):
             with pytest.raises(InputError, match=told):
                 make()
-
-
-# The token
-
-
-def test_tokens_are_read_and_checked(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    with pytest.raises(InputError, match="cannot be read"):
-        read_token(path)
-    path.write_bytes(b"  short \n")
-    with pytest.raises(InputError, match="has 5 bytes; at least 16"):
-        read_token(path)
-    path.write_bytes(b"\n" + TOKEN + b" \n")
-    assert read_token(path) == TOKEN
-    path.write_bytes(bytes(range(128, 160)))
-    assert read_token(path) == bytes(range(128, 160)), "any bytes will do"
 
 
 # Blocks

@@ -16,9 +16,8 @@ from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.events import Event, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
 from sloop.serve import agent as module
 from sloop.serve.agent import Agent
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.backends.ray import RayNodes, Reserve, Reserved
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
@@ -26,6 +25,7 @@ from sloop.units import s
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec, Slot
 from tests.dst.schedules import HOME
 from tests.dst.test_agents import STAGE, cluster, events_of
+from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, until
@@ -33,8 +33,8 @@ from tests.serve.test_network import HOST, TOKEN, until
 pytestmark = pytest.mark.live
 A: Final = ReplicaId(0)
 MODEL: Final = "fake:sleep:0:0"
-MOMENTS: Final = ("ordered", "reserved", "spawned", "ready")
-"""While its cores are being reserved, while its model is being fetched, while its process starts, while it serves."""
+MOMENTS: Final = ("ordered", "spawned", "ready")
+"""While its model is being fetched, while its process starts, while it serves."""
 
 
 class Rig(Protocol):
@@ -74,14 +74,6 @@ class Held:
             self.waiting.pop(0)()
 
 
-class HeldNodes(JoiningNodes):
-    def __init__(self, held: Held) -> None:
-        self._held = held
-
-    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
-        self._held.do(lambda: then(""))
-
-
 class HeldCache:
     """As much of a `WeightsCache` as an agent uses. A model comes into it when a test wants."""
 
@@ -101,8 +93,8 @@ class HeldCache:
 
 
 class RealRig:
-    def __init__(self, backend: LocalBackend | AgentBackend, reserving: Held, fetching: Held) -> None:
-        self._backend, self._reserving, self._fetching = backend, reserving, fetching
+    def __init__(self, backend: LocalBackend | AgentBackend, fetching: Held) -> None:
+        self._backend, self._fetching = backend, fetching
         self._ear = Ear()
         self.events = self._ear.events
         backend.attach(self._ear)
@@ -117,10 +109,8 @@ class RealRig:
         self._backend.stop(A)
 
     async def reach(self, moment: str) -> None:
-        if moment == "reserved":
-            self._reserving.go_on()
-            if isinstance(self._backend, AgentBackend):
-                await self._ear.hear(WorkerProgressed)
+        if moment == "ordered":
+            await self._ear.hear(WorkerProgressed)
         elif moment == "spawned":
             self._fetching.go_on()
             await until(lambda: WorkerProgressed(A, "spawning") in self.events)
@@ -128,8 +118,7 @@ class RealRig:
             await self._ear.hear(WorkerReady)
 
     async def settle(self) -> None:
-        for held in (self._reserving, self._fetching):
-            held.go_on()
+        self._fetching.go_on()
         await self._ear.hear(WorkerReady, WorkerStopped)
         await asyncio.sleep(0.1)  # an answer that is one too many has come by then
 
@@ -140,7 +129,7 @@ async def here() -> AsyncIterator[Rig]:
     node = Node("one", "local", 1, 1 << 30)
     backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=[node])
     try:
-        yield RealRig(backend, Held(), Held())
+        yield RealRig(backend, Held())
     finally:
         await backend.close()
 
@@ -148,16 +137,15 @@ async def here() -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def elsewhere() -> AsyncIterator[Rig]:
     servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
-    reserving, fetching, arenas = Held(), Held(), Arenas()
+    fetching, arenas = Held(), Arenas()
     backend = AgentBackend(
-        *(servables, wirings_of(servables), HeldNodes(reserving)),
+        *(servables, wirings_of(servables), JoiningNodes()),
         arenas=arenas,
         nodes=[Node("one", "local", 1, 1 << 30, on_demand=True)],
-        endpoint=(HOST, 0),
         pid=os.getpid(),
-        token=TOKEN,
+        memory=Memory(),
     )
-    rig = RealRig(backend, reserving, fetching)
+    rig = RealRig(backend, fetching)
     await backend.open()
     agent = Agent((HOST, backend.port), "one", TOKEN, make_cache=lambda: cast(Any, HeldCache(fetching)))
     serving = asyncio.create_task(agent.serve())
@@ -216,7 +204,7 @@ Orders = dict[str, list[float]]
 ORDERS: Final[Sequence[Orders]] = [
     *({moment: [0.5]} for moment in MOMENTS),
     *({moment: [0.5, 1.0, 0.25]} for moment in MOMENTS),
-    {moment: [0.25 * at, 0.25 * (5 - at)] for at, moment in enumerate(MOMENTS, 1)},
+    {moment: [0.25 * at, 0.25 * (4 - at)] for at, moment in enumerate(MOMENTS, 1)},
 ]
 
 
@@ -253,32 +241,5 @@ def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) 
             assert kinds.count(WorkerStopped) == 1
             assert kinds.count(WorkerResized) <= 1, "its end answers the order too"
             assert kinds[-1] is WorkerStopped
-
-    uvloop.run(scene())
-
-
-def test_ray_answers_each_reservation_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the process that speaks with it has ended in between: the next one is asked for the last one only."""
-
-    async def scene() -> None:
-        nodes, asked, answers = RayNodes(""), list[Reserve](), list[tuple[float, str]]()
-        monkeypatch.setattr(nodes, "_send", asked.append)
-
-        def reserve(cores: float) -> None:
-            spec = ReplicaSpec("stage", "echo", Slot(cores), "one")
-            nodes.reserve(A, spec, lambda why: answers.append((cores, why)))
-
-        def answer(order: Reserve, why: str = "") -> None:
-            nodes._on_record(Reserved(order.replica, order.resources, why))
-
-        reserve(1)
-        reserve(2)
-        reserve(3)
-        answer(asked[0])
-        assert answers == [(1, "")]
-        answer(asked[2], "no room")
-        assert answers == [(1, ""), (2, "no room"), (3, "no room")]
-        answer(asked[2])
-        assert len(answers) == 3
 
     uvloop.run(scene())

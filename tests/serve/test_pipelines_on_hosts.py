@@ -77,7 +77,7 @@ def load(fleet: Fleet, model: Path) -> Load:
 
 def forms(fleet: Fleet) -> list[tuple[str, str]]:
     """Life and form of each replica."""
-    return [(each["life"], each["form"]) for _, each in fleet._replicas()]
+    return [(each["life"], each["form"]) for _, each in fleet.replicas()]
 
 
 def is_whole(fleet: Fleet) -> bool:

@@ -1,4 +1,4 @@
-"""A server on a Ray cluster of three hosts: what it reserves and starts there, what is left afterwards, and what
+"""A server on a Ray cluster of three hosts: what it takes and starts there, what is left afterwards, and what
 happens when parts of it die. Figures are printed (`pytest -s`)."""
 
 import json
@@ -46,10 +46,9 @@ import json, ray, sys
 answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints there too
 ray.init(log_to_driver=False)
 for _ in sys.stdin:
-    table = ray.util.placement_group_table().values()
-    groups = [each for each in table if each["state"] != "REMOVED"]
+    taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     found = {
-        "groups": [sum(bundle.get("CPU", 0) for bundle in each["bundles"].values()) for each in groups],
+        "taken": taken,
         "actors": [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)],
         "alive": [each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]],
     }
@@ -90,13 +89,18 @@ class RayFleet:
         self.fleet.until_ready(1)
 
     def seen(self) -> dict[str, Any]:
-        """What Ray says: CPUs of placement groups, names of actors, addresses of nodes."""
+        """What Ray says: how many CPUs are taken, names of actors, addresses of nodes."""
         assert self._watch.stdin
         assert self._watch.stdout
         self._watch.stdin.write(b"\n")
         self._watch.stdin.flush()
         found: dict[str, Any] = json.loads(self._watch.stdout.readline())
         return found
+
+    def cores(self) -> float:
+        """Those of the only replica."""
+        (found,) = [each for _, each in self.fleet.replicas()]
+        return float(found["cores"])
 
     def host_of_replica(self) -> Host:
         """Where the only replica runs."""
@@ -119,18 +123,18 @@ def served(started: RayFleet) -> RayFleet:
     return started
 
 
-def test_cores_of_replicas_are_reserved_in_ray(served: RayFleet) -> None:
-    until(lambda: served.seen()["groups"] == [1], "one group of one core")
+def test_nodes_are_taken_from_ray_as_a_whole_and_replicas_change_nothing_there(served: RayFleet) -> None:
+    until(lambda: served.seen()["taken"] == 4, "two nodes of two cores")
     with served.load(MANY_RPS) as load:
-        grown_s = until(lambda: sorted(served.seen()["groups"]) == [1, 1], "the replica grows by a second group")
+        until(lambda: served.cores() == 2, "the replica grows")
         load.until_steady()
     load.check([200])
     with served.load() as load:
-        shrunk_s = until(lambda: served.seen()["groups"] == [1], "a group is given back")
+        until(lambda: served.cores() == 1, "it shrinks")
         load.until_steady(10)
     load.check([200])
-    assert len(served.seen()["actors"]) == 2
-    tell(f"a second core was reserved after {grown_s:.1f} s, given back after {shrunk_s:.1f} s")
+    found = served.seen()
+    assert (found["taken"], len(found["actors"])) == (4, 2)
 
 
 def test_a_killed_agent_is_replaced_by_its_actor(served: RayFleet) -> None:
@@ -148,7 +152,7 @@ def test_a_killed_agent_is_replaced_by_its_actor(served: RayFleet) -> None:
         f"{whole_s:.1f} s; a cold start takes {fleet.cold_start_s():.1f} s"
     )
     load.check(CAUGHT)
-    until(lambda: served.seen()["groups"] == [1], "only the reservation of the replica that runs")
+    until(lambda: served.seen()["taken"] == 4, "two nodes")
 
 
 def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> None:
@@ -174,7 +178,7 @@ def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> N
         f"{fleet.cold_start_s():.1f} s"
     )
     load.check(CAUGHT)
-    until(lambda: served.seen()["groups"] == [1], "only the reservation of the replica that runs")
+    until(lambda: served.seen()["taken"] == 4, "two nodes")
 
 
 def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> None:
@@ -183,7 +187,7 @@ def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> N
     served.fleet.server.send_signal(signal.SIGINT)
     assert served.fleet.server.wait(WAIT_S) == 0, served.fleet.log()
     tell(f"the server ended after {time.monotonic() - began_s:.1f} s")
-    until(lambda: [served.seen()[what] for what in ("groups", "actors")] == [[], []], "no groups, no actors")
+    until(lambda: [served.seen()[what] for what in ("taken", "actors")] == [0, []], "nothing taken, no actors")
     until(lambda: not any(running(host, "sloop.serve") for host in served.hosts), "no processes")
 
 
@@ -203,9 +207,9 @@ def ended(served: RayFleet, backend: list[str], **others: Any) -> tuple[str, flo
 
 
 def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(served: RayFleet) -> None:
-    """If it can be found again: agents know its port and its token. What is adopted is reserved anew."""
+    """If it can be found again: agents know its port and its token."""
     fleet, ray = served.fleet, served.ray
-    lasting = [*served.backend(ray.address), "--agents-port", "9477", "--token-file", "token"]
+    lasting = [*served.backend(ray.address), "--agents-port", "9477"]
     assert fleet.server is not None
     fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
@@ -220,9 +224,8 @@ def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(ser
     tell(f"server killed, another one joins Ray: served again after {time.monotonic() - began_s:.1f} s")
     assert workers(served.host_of_replica()) == before, fleet.log()
     assert fleet.metric("sloop_replicas_adopted_total") == 1
-    until(lambda: served.seen()["groups"] == [1], "the reservation of the server that was killed has gone")
-    assert workers(served.host_of_replica()) == before
-    assert len(served.seen()["actors"]) == 2
+    found = served.seen()
+    assert (found["taken"], len(found["actors"])) == (4, 2)
     fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
 
@@ -326,8 +329,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RayFleet]:
 
 
 def test_with_a_store_nobody_notices_that_the_head_is_killed(kept: RayFleet) -> None:
-    """Nodes, agents and replicas stay, and the next head knows them. The server joins it, reserves again what its
-    replicas have, and can have more."""
+    """Nodes, agents and replicas stay, and the next head knows them."""
     fleet = kept.fleet
     before = workers(kept.host_of_replica())
     with kept.load() as load:
@@ -341,18 +343,18 @@ def test_with_a_store_nobody_notices_that_the_head_is_killed(kept: RayFleet) -> 
         until(lambda: len(kept.seen()["alive"]) == 3, "all nodes are known to the next head")
         nodes_s = time.monotonic() - fault_s
         until(lambda: "Ray was joined again" in fleet.log(), "the server has joined the next head")
-        until(lambda: kept.seen()["groups"] == [1], "the replica has its reservation")
+        until(lambda: kept.seen()["taken"] == 4, "the nodes are taken")
         whole_s = time.monotonic() - fault_s
         load.until_steady(10)
     tell(
         f"head killed: {load.describe()}; slowest answer {load.slowest_ms():.0f} ms; another head after {head_s:.1f} "
-        f"s, with all nodes after {nodes_s:.1f} s, with the server and its reservations after {whole_s:.1f} s"
+        f"s, with all nodes after {nodes_s:.1f} s, with the server and its nodes after {whole_s:.1f} s"
     )
     load.check([200])
     assert "lost" not in fleet.nodes().values()
     assert workers(kept.host_of_replica()) == before
     with kept.load(MANY_RPS) as load:
-        until(lambda: sorted(kept.seen()["groups"]) == [1, 1], "the replica grows")
+        until(lambda: kept.cores() == 2, "the replica grows")
         load.until_steady()
     load.check([200])
     assert workers(kept.host_of_replica()) == before

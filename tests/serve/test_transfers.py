@@ -29,7 +29,7 @@ from sloop.events import (
 )
 from sloop.serve import agent as module
 from sloop.serve.agent import Agent
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
 from sloop.serve.weights import peers
@@ -38,6 +38,7 @@ from sloop.serve.weights.peers import FileServer
 from sloop.serve.weights.sources import Patience
 from sloop.shared_memory import Arenas
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId
+from tests.joining import JoiningNodes, Memory
 from tests.serve.bad_store import BadStore, Served
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES
@@ -83,9 +84,8 @@ class Rig:
             *(self.servables, wirings_of(self.servables), JoiningNodes()),
             arenas=self.arenas,
             nodes=NODES,
-            endpoint=(HOST, 0),
             pid=os.getpid(),
-            token=TOKEN,
+            memory=Memory(),
         )
         self.backend.attach(self)
         self.agents: dict[str, asyncio.Task[None]] = {}

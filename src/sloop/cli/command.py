@@ -411,11 +411,6 @@ def counts(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"{text!r} is not a list of whole numbers from 1; write 1,2,4") from None
 
 
-def models_folder(folder: Path | None = None) -> Path:
-    """The folder of the cache of models: `folder`, or the usual one."""
-    return usual_folder() if folder is None else folder
-
-
 Apps = Sequence[Path | str]
 """Files and folders, and URLs as text."""
 
@@ -425,7 +420,7 @@ def cached_models(apps: Apps) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for url, value in model_urls(apps).items():
         try:
-            copy = ModelFolder(models_folder(), 0).copy_of(ModelSource.of(url))
+            copy = ModelFolder(usual_folder(), 0).copy_of(ModelSource.of(url))
         except InputError as error:
             value.fail(error.what, error.help)
         if copy is not None:

@@ -1,11 +1,10 @@
 """`sloop pull`: fetches the models that applications name by URL into the cache of this machine."""
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -17,21 +16,16 @@ from sloop.cli.command import (
     ProgressUpdate,
     command,
     facts,
-    models_folder,
     progress,
 )
-from sloop.errors import InputError, SloopError
+from sloop.errors import SloopError
 from sloop.options import Value
 from sloop.profile.model import is_model, is_python
-from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache
+from sloop.serve.weights.cache import BYTES_VARIABLE, MODELS_BYTES, TOKENS_VARIABLE, WeightsCache, usual_cache
 from sloop.serve.weights.folder import MODELS_VARIABLE
 from sloop.serve.weights.sources import ModelSource
-from sloop.serve.weights.web import WebStore
 from sloop.text import counted
 
-BYTES_VARIABLE: Final = "SLOOP_MODELS_BYTES"
-TOKENS_VARIABLE: Final = "SLOOP_MODELS_TOKENS"
-"""Variables of the environment, as `MODELS_VARIABLE`, for commands without the options."""
 EXAMPLE = """
 sloop pull app.yaml && sloop serve app.yaml
 sloop pull https://models.example.org/resnet.onnx#sha256=…
@@ -74,20 +68,6 @@ def models_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def cache_of(given: Mapping[str, Any]) -> Callable[[], WeightsCache]:
     """What makes the cache of `models_options`; its folder is made with it."""
     return partial(usual_cache, given["models_cache"], given["models_bytes"], given["models_tokens"])
-
-
-def usual_cache(folder: Path | None = None, bytes_max: int | None = None, tokens: Path | None = None) -> WeightsCache:
-    """The cache of models at URLs. The environment says what is not given, and there are defaults. InputError for a
-    number of bytes there that is none."""
-    if bytes_max is None:
-        given = os.environ.get(BYTES_VARIABLE) or str(MODELS_BYTES)
-        if not (given.isascii() and given.isdecimal() and int(given)):
-            raise InputError(f"{given!r} is no number of bytes", where=BYTES_VARIABLE, help="write digits only")
-        bytes_max = int(given)
-    if tokens is None and (named := os.environ.get(TOKENS_VARIABLE)):
-        tokens = Path(named)
-    web = WebStore(token_file=tokens)
-    return WeightsCache(models_folder(folder), bytes_max, stores={"http": web, "https": web})
 
 
 @command("pull", example=EXAMPLE, notes=NOTES)

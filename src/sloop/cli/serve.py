@@ -17,7 +17,6 @@ from sloop.app.application import Deployment, SystemChoice
 from sloop.app.document import NAME, parse_yaml, read_yaml
 from sloop.app.limits import read_limits
 from sloop.app.load import EDGES_MAX, model_urls
-from sloop.cli.agent import endpoint_of, node_tls_of
 from sloop.cli.command import (
     FILE,
     FOLDER,
@@ -40,7 +39,7 @@ from sloop.cli.command import (
     tensors_line,
     with_deadlines,
 )
-from sloop.cli.pull import BYTES_VARIABLE, TOKENS_VARIABLE, fetched_models, usual_cache
+from sloop.cli.pull import fetched_models
 from sloop.errors import InputError, SloopError
 from sloop.page.start import PageProcess, PageSetup, open_socket
 from sloop.profile.examine import Declared
@@ -55,11 +54,13 @@ from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy, unprofil
 from sloop.serve.cpu_quota import confined
 from sloop.serve.dataflow import check_wiring
 from sloop.serve.edge.listener import Tls
+from sloop.serve.network import NodeTls
 from sloop.serve.private import group_of
 from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
+from sloop.serve.weights.cache import BYTES_VARIABLE, TOKENS_VARIABLE, usual_cache
 from sloop.serve.weights.folder import MODELS_VARIABLE
 from sloop.text import counted, host_and_port, listed, number
 
@@ -90,6 +91,7 @@ REMOVED: Final = {
     "--bodies-bytes": INTO_LIMITS.format(key="bytes"),
     "--log": INTO_LIMITS.format(key="log_bytes") + "; 0 keeps no event log",
     "--api-key": f"write the key into a file for --api-key-file, or into the environment as {KEY_VARIABLE}",
+    "--token-file": "the state folder (--state) keeps a token, which Ray passes on to the nodes",
     "--models-cache": f"name the folder in the environment as {MODELS_VARIABLE}",
     "--models-bytes": f"give the number in the environment as {BYTES_VARIABLE}",
     "--models-tokens": f"name the file in the environment as {TOKENS_VARIABLE}",
@@ -98,6 +100,12 @@ REMOVED: Final = {
 listening = partial(click.option, cls=GroupedOption, group="Clients")
 keeping = partial(click.option, cls=GroupedOption, group="State, logs and spans")
 nodes = partial(click.option, cls=GroupedOption, group="Other machines")
+TLS_FILES: Final = ("agents_tls_cert", "agents_tls_key", "agents_tls_ca")
+REMOVED_BACKENDS: Final = {
+    "agents": "--backend agents is gone, because Ray starts agents: run `ray start` on each machine in place of "
+    "`sloop agent`, and serve with --backend ray --address auto",
+}
+"""Per backend of earlier versions, what to use instead."""
 EXAMPLE = """
 sloop serve app.yaml
 sloop serve squeezenet.onnx
@@ -141,36 +149,30 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         nodes(
             "--backend",
-            type=click.Choice(["local", "ray", "agents"]),
+            type=click.Choice(["local", "ray", *REMOVED_BACKENDS]),
+            metavar="[local|ray]",
             default="local",
             show_default=True,
-            help="Where replicas run: on this machine, on the nodes of a Ray cluster (needs pip install ray), or where "
-            "`sloop agent` runs.",
+            help="Where replicas run: on this machine, or on the nodes of a Ray cluster (needs pip install ray).",
         ),
         nodes(
             "--address",
             default="",
-            help="With --backend ray: the cluster's address, or auto for that of this machine [default: start one]. "
-            "With --backend agents: the address HOST:PORT at which this server waits for agents.",
+            help="With --backend ray: the cluster's address, or auto for that of this machine [default: start one].",
         ),
         nodes(
             "--agents-port",
             type=PORT,
             default=0,
-            help="With --backend ray: the port for agents [default: a free one].",
-        ),
-        nodes(
-            "--token-file",
-            type=FILE,
-            metavar="FILE",
-            help="The token of the deployment, which agents must know; --backend agents needs one.",
+            help="With --backend ray: the port for its nodes. With a fixed one, a server that takes the place of one "
+            "that has died adopts its replicas [default: a free one].",
         ),
         nodes(
             "--agents-tls-cert",
             type=FILE,
             metavar="FILE",
             help="Certificate of this machine (PEM); all connections between the machines then need TLS, on both "
-            "sides. With --backend ray these three files must be on every node, under the same paths.",
+            "sides. These three files must be on every node, under the same paths.",
         ),
         nodes("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
         nodes(
@@ -184,23 +186,31 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
-    backend, address, token_file = given["backend"], given["address"], given["token_file"]
-    names = ("address", "agents_port", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
+    backend = given["backend"]
+    if backend in REMOVED_BACKENDS:
+        raise click.UsageError(REMOVED_BACKENDS[backend])
     if backend == "local":
+        names = ("address", "agents_port", *TLS_FILES)
         unused = next((name for name in names if given[name]), "")
         if unused:
             option = f"--{unused.replace('_', '-')}"
-            raise click.UsageError(f"{option} has no meaning with --backend local; add --backend ray or agents")
+            raise click.UsageError(f"{option} has no meaning with --backend local; add --backend ray")
         return None
-    tls = node_tls_of(given, "--agents-tls")
-    if backend == "ray":
-        return NodeSettings(ray_address=address, port=given["agents_port"], token_file=token_file, tls=tls)
-    if given["agents_port"]:
-        raise click.UsageError("--agents-port is for --backend ray; with agents, --address has the port")
-    if not address or token_file is None:
-        missing = "--token-file" if address else "--address"
-        raise click.UsageError(f"--backend agents needs {missing}")
-    return NodeSettings(None, *endpoint_of(address), token_file, tls)
+    return NodeSettings(given["address"], given["agents_port"], node_tls_of(given))
+
+
+def node_tls_of(given: Mapping[str, Any]) -> NodeTls | None:
+    """The files of `TLS_FILES`. Wrong use if some are missing, InputError if they cannot be used."""
+    files = [given[name] for name in TLS_FILES]
+    if not any(files):
+        return None
+    options = [f"--{name.replace('_', '-')}" for name in TLS_FILES]
+    missing = [option for option, file in zip(options, files, strict=True) if file is None]
+    if missing:
+        raise click.UsageError(f"{missing[0]} is missing: TLS between machines needs {listed(options)}")
+    tls = NodeTls(*(file.absolute() for file in files))
+    tls.client_context()
+    return tls
 
 
 @command("serve", example=EXAMPLE, removed=REMOVED)

@@ -1,8 +1,7 @@
 """The agent of a node: it runs the worker processes of one machine for a deciding process on another.
 
-    sloop agent --join HOST:PORT --name NODE --token-file FILE
-
-The agent connects to the deciding process, which then orders it to start, resize and stop workers and to run batches.
+Ray starts it (`sloop.serve.backends.ray`). It connects to the deciding process, which then orders it to start, resize
+and stop workers and to run batches.
 The agent executes these orders with a `LocalBackend` and sends the reports back. It takes no decisions.
 
 Tensors of small requests travel within the orders. Large blocks stay where they were written: before a batch runs, the
@@ -29,7 +28,6 @@ Workers, and the agent's memory, keep their numbers; each deciding process has n
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -87,8 +85,7 @@ from sloop.serve.processes import begin
 from sloop.serve.protocols import CutModel, Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import ProtocolError, RecordLink
-from sloop.serve.weights.cache import MODELS_BYTES, WeightsCache
-from sloop.serve.weights.folder import usual_folder
+from sloop.serve.weights.cache import WeightsCache, usual_cache
 from sloop.serve.weights.peers import FileServer, PeerStore, ServedStore
 from sloop.serve.weights.sources import ModelSource, Store
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
@@ -1206,11 +1203,6 @@ def _is_missing(model: str) -> bool:
     return not model.startswith("fake:") and not os.path.exists(model)  # also where it may not be read
 
 
-def usual_cache() -> WeightsCache:
-    """The cache of models of this machine."""
-    return WeightsCache(usual_folder(), MODELS_BYTES)
-
-
 class Agent:
     """Serves a deciding process at `join` as the node `name`, until that process stops."""
 
@@ -1336,18 +1328,6 @@ class Agent:
             return ()
         files = [(model.key, model.record.files[0].sha256) for model in cache.models.models()]
         return tuple(files[:MODELS_MAX])
-
-
-async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set or the deciding process says that it is over."""
-    serving, stopping = asyncio.create_task(agent.serve()), asyncio.create_task(stop.wait())
-    done, pending = await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    for other in pending:
-        other.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await other
-    if serving in done:
-        serving.result()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -58,7 +58,6 @@ MAGIC: Final = b"sloop\x01"
 """With the version of the handshake."""
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
-TOKEN_BYTES_MIN: Final = 16
 HANDSHAKE_S_MAX: Final = 5.0
 STRANGERS_MAX: Final = 64
 """Connections that have not proved themselves; the oldest is closed for a further one."""
@@ -536,7 +535,7 @@ async def connect(
         if not opened.done():
             known = "certificate or token" if context is not None else "token"
             hint = f"; it does not know the {known} that was given here, perhaps" if why == CLOSED else ""
-            opened.set_exception(MachineError(f"{where}: {why}{hint}", help="compare address, token file and TLS"))
+            opened.set_exception(MachineError(f"{where}: {why}{hint}", help="compare address and files of TLS"))
 
     link = NetworkLink(token, on_open, purpose=purpose, room=room)
     link.attach(lambda _: None, on_end)
@@ -589,19 +588,6 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise ConnectionError(CLOSED)
         found += more
     return found
-
-
-def read_token(path: Path) -> bytes:
-    """The token in a file. Raises `InputError` for one that cannot be read or is too short."""
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        fix = "write one, for example with `openssl rand -hex 32`, readable only for you"
-        raise InputError(f"the token cannot be read: {error.strerror}", where=str(path), help=fix) from error
-    if len(token) < TOKEN_BYTES_MIN:
-        what = f"the token has {len(token)} bytes; at least {TOKEN_BYTES_MIN} are required"
-        raise InputError(what, where=str(path), help="make one with `openssl rand -hex 32`")
-    return token
 
 
 # Blocks of other machines

@@ -35,7 +35,7 @@ from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
 from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
+from sloop.serve.backends.agents import AgentBackend, NodeMemory, NodeSettings
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.control.checks import warnings_of
 from sloop.serve.control.cutting import starts_parts
@@ -71,7 +71,7 @@ from sloop.text import listed
 
 LOCK: Final = "lock"
 NODES: Final = "nodes"
-"""The file, in a state folder, of the nodes that have an agent (`sloop.serve.backends.agents.NodeMemory`)."""
+"""The file, in a state folder, of what a server leaves to the next one (`sloop.serve.backends.agents.NodeMemory`)."""
 
 _log: Final = logging.getLogger("sloop.server")
 
@@ -428,14 +428,15 @@ async def serving(
         journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
         recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
-        nodes = settings.nodes
-        token, node_tls = (b"", None) if nodes is None else (nodes.token(), nodes.tls)
-        holders = HolderTable()
-        backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES, gpus)
+        followed = settings.nodes is not None and settings.nodes.port
+        memory, holders = NodeMemory(folder / NODES if followed else None), HolderTable()
+        backend = backend_of(setup, models, versions, arenas, settings, memory, holders, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
-        bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
+        bounds = settings.edge(deployment)
+        if settings.nodes is not None:
+            bounds = structs.replace(bounds, token=memory.token, node_tls=settings.nodes.tls)
         edges = Edges(driver, insight, arenas, bounds, sockets, folder, holders=holders)
         offer_all(edges, deployment, versions, insight)
         memory = memory or VersionMemory(folder, deployment)
@@ -481,15 +482,14 @@ def opened(settings: Settings, edges: int) -> Iterator[EdgeSockets]:
         sockets.close()
 
 
-def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
+def backend_of(
     setup: Setup,
     models: Models,
     versions: Sequence[ServedVersion],
     arenas: Arenas,
     settings: Settings,
-    token: bytes,
+    memory: NodeMemory,
     holders: HolderTable,
-    memory: Path | None = None,
     gpus: AssignedGpus | None = None,
 ) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
@@ -497,17 +497,18 @@ def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
     threads = max(threads_of(each) for each in setup.applications)
     cluster, nodes = setup.deployment.cluster, settings.nodes
     if nodes is not None:
+        from sloop.serve.backends.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
+
         return AgentBackend(
-            *(models, wirings, provider_of(nodes)),
+            *(models, wirings, RayNodes(nodes.ray_address, nodes.tls)),
             arenas=arenas,
             nodes=cluster,
-            endpoint=(nodes.host, nodes.port),
+            port=nodes.port,
             pid=os.getpid(),
-            token=token,
+            memory=memory,
             tls=nodes.tls,
             threads_prepared=threads,
             holders=holders,
-            memory=memory if nodes.port and nodes.token_file is not None else None,
         )
     quotas, spares = detect(), setup.deployment.limits.spare_workers
     _log.info("cores of replicas are limited by %s", quotas.why)
@@ -519,15 +520,6 @@ def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
         threads_prepared=threads,
         spares_max=usual_spares_max() if spares is None else spares,
     )
-
-
-def provider_of(nodes: NodeSettings) -> NodeProvider:
-    """Who provides the nodes."""
-    if nodes.ray_address is None:
-        return JoiningNodes()
-    from sloop.serve.backends.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
-
-    return RayNodes(nodes.ray_address, nodes.tls)
 
 
 def is_loopback(host: str) -> bool:
@@ -588,7 +580,7 @@ def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Obs
             _log.warning("%s; a new log begins beside them", older)
         return Journal(folder / FOLDER, header, kept, observed)
     except MachineError as error:
-        if not any(NodeMemory(folder / NODES).read()):
+        if not NodeMemory(folder / NODES).nodes:
             raise
         _log.error("%s; an earlier server has died, so this one serves without a log", error.what)
         return None
@@ -646,7 +638,7 @@ def check_nodes(setup: ApplicationSetup, *, has_agents: bool) -> None:
         raise InputError(
             "its `provision` policy orders transfers between nodes, and this server has one machine",
             where=where,
-            help="serve with --backend agents or ray, or write `provision: as_placed`",
+            help="serve with --backend ray, or write `provision: as_placed`",
         )
 
 

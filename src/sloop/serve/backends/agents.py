@@ -1,8 +1,7 @@
 """Runs replicas on other machines, through the agent of each node (`sloop.serve.agent`).
 
 Agents connect to this process. Orders and reports travel over that connection and arrive in the order in which they
-were sent. A `NodeProvider` decides who starts agents, and what must be reserved before a replica starts: Ray
-(`sloop.serve.backends.ray`), or an operator who runs `sloop agent` on each machine (`JoiningNodes`).
+were sent. A `NodeProvider` starts the agents: Ray (`sloop.serve.backends.ray`).
 
 When the connection of an agent ends or is silent, its node is lost: the node is reported first, then each of its
 replicas. Later messages of that connection are ignored. The agent keeps its workers and connects again. This process
@@ -28,7 +27,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from msgspec import Struct, structs
+import msgspec
+from msgspec import Struct
 
 from sloop import __version__
 from sloop.actions import AdoptWorker, CancelTransfer, Evict, ResizeWorker, StartWorker, StopWorker, Transfer
@@ -95,7 +95,6 @@ from sloop.serve.network import (
     NodeTls,
     Purpose,
     machine,
-    read_token,
 )
 from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.transport import ProtocolError, RecordLink
@@ -103,7 +102,7 @@ from sloop.serve.weights.peers import FileServer, KnownFile
 from sloop.serve.weights.sources import CONTENT, ModelSource
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
-from sloop.text import counted, host_and_port
+from sloop.text import counted
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     STORE,
@@ -113,7 +112,6 @@ from sloop.vocabulary import (
     Node,
     ReplicaId,
     ReplicaSpec,
-    Slot,
     TransferId,
     WorkerId,
 )
@@ -151,100 +149,31 @@ _log: Final = logging.getLogger("sloop.backend")
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """How the server reaches the machines of its cluster."""
+    """How the server reaches the machines of its cluster, which Ray provides."""
 
-    ray_address: str | None = None
-    """Ray provides them: the address of its cluster, `auto` for the one that runs here, empty to start one. None: the
-    agents are started by somebody else."""
-    host: str = ""
-    """The address of this machine that agents connect to; empty for the one that Ray knows, or else loopback."""
+    ray_address: str
+    """The address of Ray's cluster, `auto` for the one that runs here, empty to start one."""
     port: int = 0
-    token_file: Path | None = None
-    """What agents must know. None: a token that Ray passes on."""
+    """Where agents connect; with 0, a free one, at which no other server can take the place of this one."""
     tls: NodeTls | None = None
     """How machines check each other; None: connections between them are not encrypted."""
 
-    def token(self) -> bytes:
-        """The token of the deployment, a new one without a file. Raises `InputError`."""
-        return read_token(self.token_file) if self.token_file is not None else secrets.token_hex(32).encode()
-
 
 class NodeProvider(Protocol):
-    """Provides nodes and what replicas need on them. All calls return at once; what takes time is reported by the
-    callback, with an empty text or with why it failed."""
+    """Provides machines for nodes, and an agent on each."""
 
     async def host(self) -> str:
         """The address of this machine for the others. Called first. Raises `MachineError` if there is no cluster."""
         ...
 
-    async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
-        """Have agents started on the nodes that are always there, which connect to `join`."""
-        ...
-
-    def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
-        """Have an agent started on a node on demand. `failed` is called if there will be none."""
-        ...
-
-    def lost(self, node: Node) -> None:
-        """The agent of a node is not connected any more. Unless it was released, another one is wanted."""
-        ...
-
-    def release(self, node: Node, done: Callable[[], None]) -> None:
-        """Give back a node, whose agent has been told to end."""
-        ...
-
-    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
-        """Reserve what a worker needs on its node; again for one that grows."""
-        ...
-
-    def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """A worker needs less than it has reserved."""
-        ...
-
-    def unreserve(self, replica: ReplicaId) -> None:
-        """A worker has gone."""
+    def want(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
+        """Have agents on these nodes, which connect to `join`, and on no others: the agents of those that are not named
+        any more were told to end."""
         ...
 
     async def close(self) -> None:
         """Give back everything."""
         ...
-
-
-class JoiningNodes:
-    """A `NodeProvider` for machines on which somebody runs `sloop agent`."""
-
-    async def host(self) -> str:
-        """See `NodeProvider`."""
-        return "127.0.0.1"
-
-    async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
-        """See `NodeProvider`."""
-        names = ", ".join(node.name for node in nodes)
-        _log.warning("waiting at %s for the agents of %s", host_and_port(*join), names or "no nodes")
-
-    def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
-        """See `NodeProvider`."""
-        _log.warning("waiting for the agent of %s", node.name)
-
-    def lost(self, node: Node) -> None:
-        """See `NodeProvider`."""
-
-    def release(self, node: Node, done: Callable[[], None]) -> None:
-        """See `NodeProvider`."""
-        done()
-
-    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
-        """See `NodeProvider`."""
-        then("")
-
-    def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """See `NodeProvider`."""
-
-    def unreserve(self, replica: ReplicaId) -> None:
-        """See `NodeProvider`."""
-
-    async def close(self) -> None:
-        """See `NodeProvider`."""
 
 
 class _ConnectedAgent:
@@ -273,16 +202,8 @@ class _ConnectedAgent:
 class _PlacedReplica(Struct):
     """A replica, and where it is."""
 
-    replica: ReplicaId
-    spec: ReplicaSpec
-    agent: _ConnectedAgent
     order: StartWorker
-    is_ordered: bool = False
-    """Whether its agent was ordered to start it; until then it waits for its reservation."""
-    cores_wanted: float | None = None
-    """Cores that it will get when they are reserved; before its start is ordered, those that were ordered last."""
-    has_shrunk: bool = False
-    """Whether it was ordered to use fewer cores than are reserved."""
+    agent: _ConnectedAgent
     batch: BatchId | None = None
     """The batch that it runs, with its visits and its begin (`time.monotonic_ns`)."""
     visits: int = 0
@@ -296,13 +217,36 @@ class _PlacedReplica(Struct):
     shadow: StartWorker | None = None
     """The order of the shadow beside it."""
 
+    @property
+    def replica(self) -> ReplicaId:
+        """Its number."""
+        return self.order.worker
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        """As it was started."""
+        return self.order.spec
+
+
+class Remembered(Struct):
+    """What a server leaves to the one that takes its place."""
+
+    token: str
+    """Of the deployment, which agents must know."""
+    nodes: list[str] = []  # msgspec creates a new list for each instance
+    """Those that have an agent. While there are any, a server is running, or has died without an end."""
+
 
 class NodeMemory:
-    """A file with the names of the nodes that have an agent, one a line. While it has any, a server is running, or has
-    died without an end. Without a path, nothing is kept."""
+    """A file of what is `Remembered`. Without a path, nothing is kept, and the token is a new one."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        former = self._read() or Remembered(secrets.token_hex(32))
+        self.token = former.token.encode()
+        """What agents must know."""
+        self.nodes = former.nodes
+        """The nodes of the earlier server, if it has died."""
         self._written: list[str] | None = None
 
     @property
@@ -310,12 +254,11 @@ class NodeMemory:
         """Whether another server will find it."""
         return self._path is not None
 
-    def read(self) -> list[str]:
-        """The nodes of the earlier server, if it has died."""
+    def _read(self) -> Remembered | None:
         try:
-            return [] if self._path is None else self._path.read_text().split("\n")
-        except (OSError, ValueError):
-            return []
+            return None if self._path is None else msgspec.json.decode(self._path.read_bytes(), type=Remembered)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     def write(self, nodes: list[str]) -> None:
         """These have an agent now. A file that cannot be written is no reason to serve less."""
@@ -325,7 +268,7 @@ class NodeMemory:
         temporary = self._path.with_suffix(".new")
         try:
             temporary.touch(0o600)
-            temporary.write_text("\n".join(nodes))
+            temporary.write_bytes(msgspec.json.encode(Remembered(self.token.decode(), nodes)))
             temporary.replace(self._path)
         except OSError as error:
             _log.warning("%s cannot be written: %s", self._path, error.strerror)
@@ -334,9 +277,8 @@ class NodeMemory:
 class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
-    `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
-    connect, and `holders` then has them. `memory` is a file with the nodes that have an agent, for the server that
-    takes the place of this one if it dies; None if no other server can be at the same endpoint with the same token.
+    `arenas` are those of this process, which also frees blocks of agents through them. Agents connect to `port`, and
+    `holders` then has them. `memory` is for the server that takes the place of this one if it dies.
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -347,22 +289,23 @@ class AgentBackend(KnownStages):
         *,
         arenas: Arenas,
         nodes: Iterable[Node],
-        endpoint: Endpoint,
+        port: int = 0,
         pid: int,
-        token: bytes,
+        memory: NodeMemory,
         tls: NodeTls | None = None,
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
         holders: HolderTable | None = None,
-        memory: Path | None = None,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
         self._name = secrets.token_hex(8)
         """Of this deciding process: no other one has it, not even with the same files."""
-        self._memory = NodeMemory(memory)
+        self._memory = memory
         self._provider, self._arenas, self._pid = provider, arenas, pid
         self._nodes = {node.name: node for node in nodes}
-        self._endpoint, self._token, self._tls, self._join_s_max = endpoint, token, tls, join_s_max
+        self._wanted = {name for name, node in self._nodes.items() if not node.on_demand}
+        self._join_at: Endpoint = ("", port)
+        self._tls, self._join_s_max = tls, join_s_max
         self._loop = asyncio.get_running_loop()
         self._server: NodeListener | None = None
         self._agents: dict[str, _ConnectedAgent] = {}
@@ -370,7 +313,6 @@ class AgentBackend(KnownStages):
         self._joined = asyncio.Event()
         self._left = asyncio.Event()
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
-        self._releasing: set[str] = set()
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
         self._shadows: dict[WorkerId, _PlacedReplica] = {}
         """By the number of each shadow, its replica."""
@@ -406,20 +348,20 @@ class AgentBackend(KnownStages):
         return self._server.port
 
     async def open(self) -> None:
-        host = self._endpoint[0] or await self._provider.host()
-        endpoint = host, self._endpoint[1]
-        context = self._tls.server_context() if self._tls is not None else None
-        self._server = await NodeListener.listen(endpoint, self._token, self._on_connection, context)
-        expected = [node for node in self._nodes.values() if not node.on_demand]
-        await self._provider.open(expected, (host, self.port), self._token)
-        former = [self._nodes[name] for name in self._memory.read() if name in self._nodes]
+        host, context = await self._provider.host(), self._tls.server_context() if self._tls is not None else None
+        where = host, self._join_at[1]
+        self._server = await NodeListener.listen(where, self._memory.token, self._on_connection, context)
+        self._join_at = host, self.port
+        expected = [self._nodes[name] for name in self._nodes if name in self._wanted]
+        self._want()
+        former = [self._nodes[name] for name in self._memory.nodes if name in self._nodes]
         if former:
             _log.warning("an earlier server has died; waiting for its agents for %g s", REJOIN_S_MAX)
             await self._until_joined({node.name for node in (*expected, *former)}, REJOIN_S_MAX)
         elif missing := await self._until_joined({node.name for node in expected}, self._join_s_max):
             raise MachineError(
                 f"no agent of {', '.join(missing)} has connected within {self._join_s_max:g} s",
-                help="are these nodes there, with the same token, and can they reach this server's port?",
+                help="does Ray have these nodes (`ray status`), and can they reach this server's port?",
             )
         self._begin()
 
@@ -504,39 +446,37 @@ class AgentBackend(KnownStages):
 
     # Nodes
 
+    def _want(self) -> None:
+        """Tell the provider which nodes are to have an agent."""
+        wanted = [self._nodes[name] for name in self._nodes if name in self._wanted]
+        self._provider.want(wanted, self._join_at, self._memory.token)
+
     def acquire(self, node: str) -> None:
-        self._releasing.discard(node)
-        if self._has_joined(node):  # somebody has started it before it was wanted
+        self._wanted.add(node)
+        self._want()
+        if self._has_joined(node):  # an earlier server has acquired it
             self._report(NodeReady(self._nodes[node], (), self._weights_on(self._agents[node])))
-            return
-        self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node, "it did not come")
-        self._provider.acquire(self._nodes[node], lambda why: self._fail_acquiring(node, why))
+        else:
+            self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node)
 
     def release(self, node: str) -> None:
         self._cancel_acquiring(node)
-        self._releasing.add(node)
         agent = self._agents.get(node)
         if agent is not None:
             agent.records.send(CloseAgent())
-        self._provider.release(self._nodes[node], lambda: self._released(node))
+            self._forget_agent(agent)
+        self._wanted.discard(node)
+        self._want()
+        self._report(NodeReleased(node))
 
-    def _released(self, node: str) -> None:
-        if node in self._releasing:
-            self._releasing.discard(node)
-            agent = self._agents.get(node)
-            if agent is not None:
-                self._forget_agent(agent)
-            self._report(NodeReleased(node))
+    def _fail_acquiring(self, node: str) -> None:
+        del self._acquiring[node]
+        self._report(NodeLost(node, "it did not come"))
 
-    def _fail_acquiring(self, node: str, why: str) -> None:
-        if self._cancel_acquiring(node):
-            self._report(NodeLost(node, why))
-
-    def _cancel_acquiring(self, node: str) -> bool:
+    def _cancel_acquiring(self, node: str) -> None:
         timer = self._acquiring.pop(node, None)
         if timer is not None:
             timer.cancel()
-        return timer is not None
 
     # Replicas
 
@@ -564,7 +504,7 @@ class AgentBackend(KnownStages):
                 chain.append(agent)
         for replica in order.completes:
             placed = self._replicas.get(replica)
-            if placed is not None and placed.is_ordered:
+            if placed is not None:
                 placed.agent.records.send(CompleteWorker(replica, order.transfer))
 
     def _sent_by(self, order: Transfer) -> Servable | None:
@@ -638,37 +578,23 @@ class AgentBackend(KnownStages):
                 pipeline.lose(order.place)
             self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _PlacedReplica(replica, spec, agent, order, pipeline=pipeline)
-        self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
+        self._replicas[replica] = placed = _PlacedReplica(order, agent, pipeline=pipeline)
+        agent.records.send(WorkerOrder(order, self._peers_of(placed)))
 
     def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
-        placed, wanted = self._replicas.get(replica), order.spec.shadow
+        placed = self._replicas.get(replica)
         if placed is None:
             return  # its loss, which has been reported, is that of its shadow
         if placed.shadow is not None:
             self._report(WorkerLost(order.worker, "the one before has not ended"))
             return
-        assert wanted is not None, f"worker {order.worker} is no shadow"
         placed.shadow, self._shadows[order.worker] = order, placed
-        own = ReplicaSpec(order.spec.stage, order.spec.variant, Slot(wanted.cores), order.spec.node)
-        self._provider.reserve(order.worker, own, lambda why: self._reserved_for_shadow(order, why))
-
-    def _reserved_for_shadow(self, order: StartWorker, why: str) -> None:
-        """What a shadow needs is reserved, unless `why` says that it cannot be."""
-        placed = self._shadows.get(order.worker)
-        if placed is None:
-            self._provider.unreserve(order.worker)
-        elif why:
-            self._forget_shadow(placed)
-            self._report(WorkerLost(order.worker, why))
-        else:
-            placed.agent.records.send(WorkerOrder(order))
+        placed.agent.records.send(WorkerOrder(order))
 
     def _forget_shadow(self, placed: _PlacedReplica) -> None:
         """The shadow of a replica is gone, if it had one."""
         if placed.shadow is not None:
             del self._shadows[placed.shadow.worker]
-            self._provider.unreserve(placed.shadow.worker)
             placed.shadow = None
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
@@ -676,35 +602,20 @@ class AgentBackend(KnownStages):
         if agent is None or agent.kept.pop(number, None) is None:
             self._report(WorkerLost(replica, f"node {spec.node} is not connected any more"))
             return
-        self._replicas[replica] = _PlacedReplica(replica, spec, agent, StartWorker(replica, spec), is_ordered=True)
+        self._replicas[replica] = _PlacedReplica(StartWorker(replica, spec), agent)
         agent.records.send(WorkerOrder(AdoptWorker(replica, number, spec, is_ready=True)))
-        self._provider.reserve(replica, spec, lambda why: self._reserved_for_adopted(replica, why))
 
     def stop(self, worker: WorkerId) -> None:
-        pair, placed = self._shadows.get(worker), self._replicas.get(worker)
-        if pair is not None:  # for a shadow that still waits for what it needs, the agent answers too
-            pair.agent.records.send(WorkerOrder(StopWorker(worker, "")))
-        elif placed is not None and placed.is_ordered:
+        placed = self._replicas.get(worker) or self._shadows.get(worker)
+        if placed is not None:
             placed.agent.records.send(WorkerOrder(StopWorker(worker, "")))
         else:
-            self._remove(worker)
             self._report(WorkerStopped(worker))
 
     def resize(self, replica: ReplicaId, cores: float) -> None:
         placed = self._replicas.get(replica)
-        if placed is None:
-            return  # its loss has been reported
-        if placed.cores_wanted is not None:  # this order overtakes the one before
-            self._report(WorkerResized(replica, placed.spec.cores))
-        if not placed.is_ordered:
-            placed.cores_wanted = cores
-            return
-        if cores <= placed.spec.cores:
-            placed.spec, placed.cores_wanted, placed.has_shrunk = placed.spec.with_cores(cores), None, True
+        if placed is not None:  # else its loss has been reported
             placed.agent.records.send(WorkerOrder(ResizeWorker(replica, cores)))
-            return
-        placed.cores_wanted = cores
-        self._provider.reserve(replica, placed.spec.with_cores(cores), lambda why: self._grown(replica, cores, why))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._replicas.get(replica)
@@ -748,24 +659,6 @@ class AgentBackend(KnownStages):
         if not self._is_left:
             await self._provider.close()
 
-    def _reserved(self, replica: ReplicaId, why: str) -> None:
-        """What a replica needs is reserved, unless `why` says that it cannot be."""
-        placed = self._replicas.get(replica)
-        if placed is None or placed.is_ordered:
-            if placed is None:
-                self._provider.unreserve(replica)
-            return
-        if why:
-            self._remove(replica)
-            self._report(WorkerLost(replica, why))
-        else:
-            placed.is_ordered = True
-            order = structs.replace(placed.order, spec=placed.spec)
-            placed.agent.records.send(WorkerOrder(order, self._peers_of(placed)))
-            wanted, placed.cores_wanted = placed.cores_wanted, None
-            if wanted is not None:
-                self.resize(replica, wanted)
-
     def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
         """The agents from which a replica's agent may get its model: those that were ordered to fetch it before, the
         latest first. So agents that are ordered at the same time form a chain."""
@@ -779,33 +672,10 @@ class AgentBackend(KnownStages):
         before = chain[: chain.index(agent)]
         return [each.hello.endpoint for each in reversed(before[-PEERS_MAX:])]
 
-    def _reserved_for_adopted(self, replica: ReplicaId, why: str) -> None:
-        """What an adopted replica needs is reserved; if `why` says that it cannot be, the replica stops."""
-        placed = self._replicas.get(replica)
-        if placed is None:
-            self._provider.unreserve(replica)
-        elif why:
-            _log.warning("replica %d is stopped, which an earlier server has started: %s", replica, why)
-            placed.agent.records.send(WorkerOrder(StopWorker(replica, why)))
-
-    def _grown(self, replica: ReplicaId, cores: float, why: str) -> None:
-        placed = self._replicas.get(replica)
-        if placed is None:
-            self._provider.unreserve(replica)
-        elif placed.cores_wanted == cores:
-            placed.cores_wanted = None
-            if why:
-                _log.warning("replica %d keeps %g cores: %s", replica, placed.spec.cores, why)
-                self._report(WorkerResized(replica, placed.spec.cores))
-            else:
-                placed.spec = placed.spec.with_cores(cores)
-                placed.agent.records.send(WorkerOrder(ResizeWorker(replica, cores)))
-
     def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
         """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
         placed = self._replicas.pop(replica, None)
         if placed is not None:
-            self._provider.unreserve(replica)
             self._forget_shadow(placed)
             if placed.pipeline is not None:
                 placed.pipeline.lose(placed.order.place, has_memory=has_node)
@@ -825,7 +695,7 @@ class AgentBackend(KnownStages):
     def complete_part(self, replica: ReplicaId) -> None:
         """See `PipelineOrders`. If the other layers must be fetched, the core orders the transfer."""
         placed = self._replicas.get(replica)
-        if placed is not None and placed.is_ordered and placed.order.transfer is None:
+        if placed is not None and placed.order.transfer is None:
             placed.agent.records.send(CompleteWorker(replica))
 
     def free_block(self, block: Address) -> None:
@@ -943,18 +813,15 @@ class AgentBackend(KnownStages):
             return
         name = agent.hello.name
         # Of a node that has not joined, or before the core has begun, nothing is known that could be lost.
-        is_known = agent.has_joined and self._has_begun
-        is_expected = name in self._releasing or self._listener is None or not is_known
+        is_known = agent.has_joined and self._has_begun and self._listener is not None
         self._forget_agent(agent)
-        if not is_expected:
+        if is_known:
             _log.warning("node %s is lost: %s", name, why)
             self._report(NodeLost(name, why))
         for replica, placed in list(self._replicas.items()):
             if placed.agent is agent:
                 self._remove(replica, has_node=False)
                 self._report(WorkerLost(replica, f"node {name} is lost: {why}"))
-        if not is_expected:
-            self._provider.lost(self._nodes[name])
 
     def _forget_agent(self, agent: _ConnectedAgent) -> None:
         if agent.timer is not None:
@@ -1007,7 +874,7 @@ class AgentBackend(KnownStages):
         placed = self._replicas.get(id) or pair
         if placed is None:
             return  # it was ordered to stop when it had ended already
-        if placed.agent is not agent or not placed.is_ordered:
+        if placed.agent is not agent:
             raise ProtocolError(f"worker {id} is not on this node")
         if pair is not None:
             self._on_shadow(pair, event)
@@ -1037,9 +904,6 @@ class AgentBackend(KnownStages):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
                 raise ProtocolError(f"replica {event.worker} has {event.cores:g} cores on a node of {most}")
-            if placed.has_shrunk:
-                placed.has_shrunk = False
-                self._provider.shrunk(event.worker, placed.spec)
 
     def _on_shadow(self, placed: _PlacedReplica, event: Reported) -> None:
         """What has become of a shadow."""

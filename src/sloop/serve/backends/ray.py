@@ -1,18 +1,15 @@
-"""Ray provides the nodes of a deployment, supervises the agent on each, and reserves what replicas need.
+"""Ray provides the nodes of a deployment, and supervises the agent on each.
 
 What speaks with Ray is a process of its own (`python -m sloop.serve.backends.ray`), which `RayNodes` starts and tells
 what is wanted: Ray's client has threads and memory of its own, and ends the process that it is in when the head of the
 cluster is away for long. No request and no report of an agent passes through it, so serving goes on without it.
 
-**Nodes.** The cluster file says how many nodes there are and how large they are. Each is given a node of Ray that has
-as many CPUs left; one node of Ray can hold several. What finds none is asked for from Ray's autoscaler
-(`request_resources`), which is also told when less is wanted. An actor on each node, which needs no CPU, keeps the
-agent's process and says when it has ended; it then gets another one. The actors are detached: they outlive this
-process, which finds them again by their names, and end by themselves after their agent.
-
-**Reservations.** A replica starts when a placement group on its node has its cores and accelerators, so that Ray gives
-them to nobody else. A group cannot grow: a replica that does gets a further one first. It cannot shrink either: groups
-are given back when a replica needs none of them any more.
+The cluster file says how many nodes there are and how large they are. For each there is an actor of Ray, which takes
+the cores and accelerators of the whole node from Ray, and keeps the process of its agent. Ray chooses the machine,
+gives these resources to nobody else, and asks its autoscaler for a machine where it has none. How the cores of a node
+are divided among replicas is the core's decision, of which Ray hears nothing. When an agent or its machine has ended,
+the node gets another actor. The actors are detached: they outlive this process, which finds them again by their names,
+and end by themselves after their agent.
 """
 
 import asyncio
@@ -25,7 +22,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -36,8 +34,7 @@ from sloop.serve.network import Endpoint, NodeTls
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink, socket_pair
-from sloop.text import counted
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import Node
 
 NAMESPACE: Final = "sloop"
 POLL_S: Final = 1.0
@@ -46,14 +43,12 @@ OPEN_S_MAX: Final = 60.0
 """In which Ray must have been joined, or started."""
 REACH_S_MAX: Final = 5.0
 """In which what listens at the cluster's address must accept a connection."""
-RESERVE_S_MAX: Final = 20.0
-"""In which Ray must have what a replica needs. A longer wait is reported as a failed start, which the core repeats."""
+ROOM_S: Final = 3.0
+"""After which it is told that Ray has no room for a node; Ray goes on looking."""
 RESTART_S: Final = 2.0
 """Before the process that speaks with Ray is started again."""
 CALLS_MAX: Final = 16
 """Calls of Ray's client at the same time, which block."""
-PINNED: Final = 0.001
-"""Of the resource `node:ADDRESS` that each node of Ray has once: it pins a placement group."""
 LINGER_S: Final = 30.0
 """An actor whose agent has ended stays so long, to say so."""
 
@@ -80,26 +75,11 @@ class Want(Struct, frozen=True, array_like=True, tag=2):
     """Paths of certificate, key and authority on every node; none: connections are not encrypted."""
 
 
-class Reserve(Struct, frozen=True, array_like=True, tag=3):
-    """Reserve these resources on a node for a replica: with what it has already, not in addition."""
-
-    replica: ReplicaId
-    node: str
-    resources: dict[str, float]
-
-
-class Unreserve(Struct, frozen=True, array_like=True, tag=4):
-    """Give back what a replica has reserved beyond these resources."""
-
-    replica: ReplicaId
-    keep: dict[str, float] = {}  # msgspec creates a new dict for each instance
-
-
-class CloseRay(Struct, frozen=True, array_like=True, tag=5):
+class CloseRay(Struct, frozen=True, array_like=True, tag=3):
     """Give back everything and end."""
 
 
-ToRay = Join | Want | Reserve | Unreserve | CloseRay
+ToRay = Join | Want | CloseRay
 
 
 # From it
@@ -118,21 +98,7 @@ class JoinFailed(Struct, frozen=True, array_like=True, tag=2):
     help: str
 
 
-class Reserved(Struct, frozen=True, array_like=True, tag=3):
-    """What a replica asked for is reserved, unless `why` says that it is not."""
-
-    replica: ReplicaId
-    resources: dict[str, float]
-    why: str
-
-
-FromRay = Joined | JoinFailed | Reserved
-
-
-def resources_of(spec: ReplicaSpec) -> dict[str, float]:
-    """What a replica needs, as Ray counts it."""
-    accelerators = {"GPU": spec.slot.share} if spec.device is not None else {}
-    return {"CPU": spec.cores, **accelerators}
+FromRay = Joined | JoinFailed
 
 
 class RayNodes:
@@ -146,10 +112,7 @@ class RayNodes:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: RecordLink | None = None
         self._joined: asyncio.Future[str] = self._loop.create_future()
-        self._wanted: dict[str, Node] = {}
-        self._where: tuple[Endpoint, bytes] = (("", 0), b"")
-        self._waiting: dict[ReplicaId, list[tuple[dict[str, float], Callable[[str], None]]]] = {}
-        self._held: dict[ReplicaId, Reserve] = {}
+        self._wanted: Want | None = None
         self._is_away = False
         """Whether the cluster cannot be joined again, as was told."""
         self._is_closing = False
@@ -166,44 +129,10 @@ class RayNodes:
                 f"Ray ({where}) did not answer within {OPEN_S_MAX:g} s", help="look at `ray status` there"
             ) from error
 
-    async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
+    def want(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
         """See `NodeProvider`."""
-        self._wanted = {node.name: node for node in nodes}
-        self._where = join, token
-        self._want()
-
-    def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
-        """See `NodeProvider`."""
-        self._wanted[node.name] = node
-        self._want()
-
-    def lost(self, node: Node) -> None:
-        """See `NodeProvider`. Its agent is replaced by the process that speaks with Ray."""
-
-    def release(self, node: Node, done: Callable[[], None]) -> None:
-        """See `NodeProvider`."""
-        self._wanted.pop(node.name, None)
-        self._want()
-        done()
-
-    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
-        """See `NodeProvider`."""
-        assert spec.node is not None
-        order = self._held[replica] = Reserve(replica, spec.node, resources_of(spec))
-        self._waiting.setdefault(replica, []).append((order.resources, then))
-        self._send(order)
-
-    def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """See `NodeProvider`."""
-        assert spec.node is not None
-        self._held[replica] = Reserve(replica, spec.node, resources_of(spec))
-        self._send(Unreserve(replica, resources_of(spec)))
-
-    def unreserve(self, replica: ReplicaId) -> None:
-        """See `NodeProvider`."""
-        self._waiting.pop(replica, None)
-        if self._held.pop(replica, None) is not None:
-            self._send(Unreserve(replica))
+        self._wanted = Want(list(nodes), join, token, self._tls)
+        self._send(self._wanted)
 
     async def close(self) -> None:
         """See `NodeProvider`."""
@@ -229,9 +158,6 @@ class RayNodes:
         if self._link is not None:
             self._link.send(record)
 
-    def _want(self) -> None:
-        self._send(Want(list(self._wanted.values()), *self._where, self._tls))
-
     def _on_record(self, record: FromRay) -> None:
         if isinstance(record, Joined):
             if not self._joined.done():
@@ -239,18 +165,11 @@ class RayNodes:
             else:
                 _log.warning("Ray was joined again")
             self._is_away = False
-        elif isinstance(record, JoinFailed):
-            if not self._joined.done():
-                self._joined.set_exception(MachineError(record.what, help=record.help))
-            elif not self._is_away:
-                _log.error("Ray cannot be joined again: %s; trying every few seconds", record.what)
-                self._is_away = True
-        else:
-            waiting = self._waiting.get(record.replica, [])
-            place = next((at for at, (asked, _) in enumerate(waiting) if asked == record.resources), -1)
-            answered, waiting[: place + 1] = waiting[: place + 1], []
-            for _, then in answered:  # those before this one were asked of a process that has ended
-                then(record.why)
+        elif not self._joined.done():
+            self._joined.set_exception(MachineError(record.what, help=record.help))
+        elif not self._is_away:
+            _log.error("Ray cannot be joined again: %s; trying every few seconds", record.what)
+            self._is_away = True
 
     def _on_end(self, why: str) -> None:
         """The process that speaks with Ray has ended. Agents and replicas go on."""
@@ -270,9 +189,8 @@ class RayNodes:
     def _restart(self) -> None:
         if not self._is_closing:
             self._start()
-            self._want()
-            for order in self._held.values():
-                self._send(order)
+            if self._wanted is not None:
+                self._send(self._wanted)
 
 
 # The process that speaks with Ray
@@ -281,12 +199,18 @@ class RayNodes:
 class AgentKeeper:
     """An actor of Ray: keeps the process of an agent on the node where it runs."""
 
-    def __init__(self, arguments: Sequence[object], token: bytes) -> None:
-        self._process = spawn("sloop.serve.agent", (os.getpid(), *arguments), stdin=subprocess.PIPE)
+    def __init__(self, join: Endpoint, name: str, tls: Sequence[str], token: bytes) -> None:
+        self._host = str(importlib.import_module("ray").util.get_node_ip_address())
+        arguments = (os.getpid(), *join, name, self._host, *tls)
+        self._process = spawn("sloop.serve.agent", arguments, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin:
             self._process.stdin.write(token)
         threading.Thread(target=self._end_later, daemon=True).start()
+
+    def host(self) -> str:
+        """The address of the machine where it runs."""
+        return self._host
 
     def wait(self) -> int:
         """The exit status of the agent, when it has ended."""
@@ -300,13 +224,18 @@ class AgentKeeper:
 
 
 class _Kept(Struct):
-    """An agent that is wanted, and the node of Ray that has it."""
+    """A node that is wanted, and its actor."""
 
     node: Node
-    ray_node: str
     actor: Any
+    host: Any
+    """Ray's reference to the address of the machine on which the actor has started."""
     ended: Any
     """Ray's reference to the end of the agent."""
+    asked_s: float
+    """When Ray was asked for the actor (`time.monotonic`)."""
+    is_logged: bool = False
+    """Whether the log says where it has started, or that it waits for room."""
 
 
 class RayProcess:
@@ -322,24 +251,14 @@ class RayProcess:
         """The id of the node of Ray through which this process has joined."""
         self._want: Want | None = None
         self._kept: dict[str, _Kept] = {}
-        self._groups: dict[ReplicaId, list[tuple[Any, dict[str, float]]]] = {}
-        self._turns: dict[ReplicaId, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
-        self._without_room: set[str] = set()
-        """Nodes for which Ray has none, as was told."""
-        self._asked: list[dict[str, float]] = []
-        """What the autoscaler was asked for last."""
 
     def _on_record(self, record: ToRay) -> None:
         if isinstance(record, Join):
             self._spawn(self._join(record.address))
         elif isinstance(record, Want):
             self._want = record
-        elif isinstance(record, Reserve):
-            self._spawn(self._reserve(record))
-        elif isinstance(record, Unreserve):
-            self._spawn(self._unreserve(record))
         else:
             self._spawn(self._close())
 
@@ -365,7 +284,7 @@ class RayProcess:
         while not self._is_closing:
             try:
                 if not await self._call(self._supervise):
-                    _log.error("Ray's node on this machine has died, and with it what was reserved")
+                    _log.error("Ray's node on this machine has died")
                     self.ended.set()
                     return
             except Exception as error:
@@ -396,47 +315,26 @@ class RayProcess:
         return str(ray.util.get_node_ip_address())
 
     def _supervise(self) -> bool:
-        """Have an agent on each wanted node, as far as there are nodes of Ray. False if the node of Ray through which
-        this process has joined is dead: a head with a store has been started again, and takes the process for dead."""
+        """Have an agent on each wanted node. False if the node of Ray through which this process has joined is dead: a
+        head with a store has been started again, and takes the process for dead."""
         want = self._want
         if want is None:
             return True
-        alive = {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
-        if self._ray_node not in alive:
+        if not any(each["NodeID"] == self._ray_node and each["Alive"] for each in self._ray.nodes()):
             return False
         wanted = {node.name: node for node in want.nodes}
         for name, kept in list(self._kept.items()):
-            if name not in wanted or kept.ray_node not in alive or self._has_ended(kept):
+            if name not in wanted or self._has_ended(kept):
                 self._drop(name)
-        left = {key: dict(each["Resources"]) for key, each in alive.items()}
-        for kept in self._kept.values():
-            _take(left[kept.ray_node], _size_of(kept.node))
-        for node in want.nodes:
-            if node.name not in self._kept:
-                self._place(node, want, alive, left)
-        self._ask_autoscaler([_size_of(node) for node in want.nodes])
+            elif not kept.is_logged:
+                self._tell(kept)
+        for name, node in wanted.items():
+            if name not in self._kept:
+                self._kept[name] = self._keep(node, want)
         return True
 
-    def _place(
-        self, node: Node, want: Want, alive: Mapping[str, Mapping[str, Any]], left: dict[str, dict[str, float]]
-    ) -> None:
-        """Start an agent on the fullest node of Ray that has room for it."""
-        size = _size_of(node)
-        found = [key for key, resources in left.items() if _has(resources, size)]
-        if not found:
-            if node.name not in self._without_room:
-                self._without_room.add(node.name)
-                most = max((resources.get("CPU", 0.0) for resources in left.values()), default=0.0)
-                _log.warning(
-                    "no node of Ray has %s left for %s, one of %s has at most %g CPU; waiting for another node",
-                    *(_quantities(size), node.name, counted(len(left), "node"), most),
-                )
-            return
-        self._without_room.discard(node.name)
-        key = min(found, key=lambda each: (left[each].get("CPU", 0.0), each))
-        _take(left[key], size)
-        address = str(alive[key]["NodeManagerAddress"])
-        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(key, soft=False)
+    def _keep(self, node: Node, want: Want) -> _Kept:
+        """Ask Ray for the actor of a node; it may be there already."""
         run = hashlib.sha256(want.token).hexdigest()[:12]
         actor = (
             self._ray.remote(AgentKeeper)
@@ -444,15 +342,25 @@ class RayProcess:
                 name=f"agent-{run}-{node.name}",
                 get_if_exists=True,
                 lifetime="detached",
-                num_cpus=0,
+                num_cpus=node.cores,
+                num_gpus=len(node.devices),
                 max_restarts=0,
                 max_concurrency=4,
-                scheduling_strategy=strategy,
             )
-            .remote((*want.join, node.name, address, *want.tls), want.token)
+            .remote(want.join, node.name, want.tls, want.token)
         )
-        self._kept[node.name] = _Kept(node, key, actor, actor.wait.remote())
-        _log.info("the agent of %s starts on Ray's node %s", node.name, address)
+        return _Kept(node, actor, actor.host.remote(), actor.wait.remote(), time.monotonic())
+
+    def _tell(self, kept: _Kept) -> None:
+        """Say once where an agent starts, or that Ray has no room for it yet."""
+        if self._ray.wait([kept.host], timeout=0)[0]:
+            kept.is_logged = True
+            _log.info("the agent of %s starts on Ray's node %s", kept.node.name, self._ray.get(kept.host))
+        elif time.monotonic() - kept.asked_s > ROOM_S:
+            kept.is_logged = True
+            gpus = f", {len(kept.node.devices)} GPU" if kept.node.devices else ""
+            what = "no node of Ray has %g CPU%s left for %s; waiting for another node"
+            _log.warning(what, kept.node.cores, gpus, kept.node.name)
 
     def _has_ended(self, kept: _Kept) -> bool:
         done, _ = self._ray.wait([kept.ended], timeout=0)
@@ -469,75 +377,6 @@ class RayProcess:
         with contextlib.suppress(Exception):
             self._ray.kill(kept.actor)
 
-    def _ask_autoscaler(self, sizes: list[dict[str, float]]) -> None:
-        if sizes == self._asked:
-            return
-        autoscaler: Any = importlib.import_module("ray.autoscaler.sdk")
-        bundles = [{key: _whole(quantity) for key, quantity in size.items()} for size in sizes]
-        autoscaler.request_resources(bundles=bundles)
-        self._asked = sizes
-
-    # Reservations
-
-    def _turn(self, replica: ReplicaId) -> asyncio.Lock:
-        """One after the other for each replica."""
-        return self._turns.setdefault(replica, asyncio.Lock())
-
-    async def _reserve(self, order: Reserve) -> None:
-        async with self._turn(order.replica):
-            await self._until_kept(order.node)
-            try:
-                why = await self._call(self._reserved, order)
-            except Exception as error:
-                why = f"Ray cannot reserve it: {error}"
-            self._link.send(Reserved(order.replica, order.resources, why))
-
-    async def _until_kept(self, node: str) -> None:
-        """Wait a while for the actor of a node. The agent of a server that has died may be quicker with its replicas
-        than Ray is to find the actor."""
-        give_up_s = self._loop.time() + RESERVE_S_MAX
-        while node not in self._kept and self._loop.time() < give_up_s and not self._is_closing:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S / 4)
-
-    def _reserved(self, order: Reserve) -> str:
-        """Add a placement group for what is missing. Returns why that is not possible."""
-        groups = self._groups.setdefault(order.replica, [])
-        missing = {
-            key: quantity - sum(size.get(key, 0.0) for _, size in groups) for key, quantity in order.resources.items()
-        }
-        missing = {key: round(quantity, 4) for key, quantity in missing.items() if quantity > 1e-4}
-        kept = self._kept.get(order.node)
-        if not missing:
-            return ""
-        if kept is None:
-            return f"node {order.node} has no agent in Ray"
-        address = next(
-            (each["NodeManagerAddress"] for each in self._ray.nodes() if each["NodeID"] == kept.ray_node), ""
-        )
-        group = self._ray.util.placement_group([{**missing, f"node:{address}": PINNED}], strategy="STRICT_PACK")
-        if group.wait(RESERVE_S_MAX):
-            groups.append((group, missing))
-            return ""
-        self._ray.util.remove_placement_group(group)
-        return f"Ray has no {_quantities(missing)} left on {order.node} ({address}): does something else run there?"
-
-    async def _unreserve(self, order: Unreserve) -> None:
-        async with self._turn(order.replica):
-            with contextlib.suppress(Exception):
-                await self._call(self._unreserved, order)
-        if not order.keep:
-            self._turns.pop(order.replica, None)
-
-    def _unreserved(self, order: Unreserve) -> None:
-        groups = self._groups.get(order.replica, [])
-        for place in reversed(range(len(groups))):
-            rest = [size for other, (_, size) in enumerate(groups) if other != place]
-            if all(sum(size.get(key, 0.0) for size in rest) >= quantity for key, quantity in order.keep.items()):
-                group, _ = groups.pop(place)
-                self._ray.util.remove_placement_group(group)
-        if not groups:
-            self._groups.pop(order.replica, None)
-
     async def _close(self) -> None:
         self._is_closing = True
         if self._ray is not None:
@@ -546,12 +385,8 @@ class RayProcess:
         self.ended.set()
 
     def _closed(self) -> None:
-        for groups in self._groups.values():
-            for group, _ in groups:
-                self._ray.util.remove_placement_group(group)
         for name in list(self._kept):
             self._drop(name)
-        self._ask_autoscaler([])
         self._ray.shutdown()
 
 
@@ -580,29 +415,6 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S_MAX).close()
     except (OSError, OverflowError) as error:
         raise _unjoined(address, error) from error
-
-
-def _quantities(size: Mapping[str, float]) -> str:
-    return ", ".join(f"{quantity:g} {key}" for key, quantity in size.items())
-
-
-def _size_of(node: Node) -> dict[str, float]:
-    """What a node of the cluster takes of a node of Ray."""
-    return {"CPU": node.cores, **({"GPU": float(len(node.devices))} if node.devices else {})}
-
-
-def _has(resources: Mapping[str, float], size: Mapping[str, float]) -> bool:
-    return all(resources.get(key, 0.0) >= quantity for key, quantity in size.items())
-
-
-def _take(resources: dict[str, float], size: Mapping[str, float]) -> None:
-    for key, quantity in size.items():
-        resources[key] = resources.get(key, 0.0) - quantity
-
-
-def _whole(quantity: float) -> int:
-    """Ray's autoscaler counts whole resources."""
-    return -int(-quantity // 1)
 
 
 def main(arguments: Sequence[str]) -> None:

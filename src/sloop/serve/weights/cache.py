@@ -25,6 +25,7 @@ from sloop.serve.weights.folder import (
     ModelFolder,
     disk_full,
     locked_file,
+    usual_folder,
 )
 from sloop.serve.weights.sources import (
     FolderStore,
@@ -36,6 +37,9 @@ from sloop.serve.weights.sources import (
 from sloop.serve.weights.transfer import ModelTransfer, Progress
 from sloop.serve.weights.web import WebStore
 
+BYTES_VARIABLE: Final = "SLOOP_MODELS_BYTES"
+TOKENS_VARIABLE: Final = "SLOOP_MODELS_TOKENS"
+"""Variables of the environment, as `MODELS_VARIABLE`, for commands without the options."""
 MODELS_BYTES: Final = 32 << 30
 """The budget of the cache unless another one is given."""
 
@@ -324,3 +328,17 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bo
     except RuntimeError:
         return False
     return True
+
+
+def usual_cache(folder: Path | None = None, bytes_max: int | None = None, tokens: Path | None = None) -> WeightsCache:
+    """The cache of models at URLs. The environment says what is not given, and there are defaults. InputError for a
+    number of bytes there that is none."""
+    if bytes_max is None:
+        given = os.environ.get(BYTES_VARIABLE) or str(MODELS_BYTES)
+        if not (given.isascii() and given.isdecimal() and int(given)):
+            raise InputError(f"{given!r} is no number of bytes", where=BYTES_VARIABLE, help="write digits only")
+        bytes_max = int(given)
+    if tokens is None and (named := os.environ.get(TOKENS_VARIABLE)):
+        tokens = Path(named)
+    web = WebStore(token_file=tokens)
+    return WeightsCache(folder or usual_folder(), bytes_max, stores={"http": web, "https": web})
