@@ -121,11 +121,10 @@ class Evict(Struct, frozen=True, gc=False, tag="evict"):
 
 
 class AdoptWorker(Struct, frozen=True, gc=False, tag="adopt_worker"):
-    """A worker that an earlier core has started (`KeptWorker`) is this one from now on, the first of a replica. If it
-    is not of use, a `StopWorker` follows."""
+    """A worker that an earlier core has started (`KeptWorker`) is the first of a replica of this core from now on, with
+    the number that it has. If it is not of use, a `StopWorker` follows."""
 
     worker: WorkerId
-    number: int
     spec: ReplicaSpec
     is_ready: bool
 

@@ -141,10 +141,10 @@ class TransferFailed(Struct, frozen=True, gc=False, tag="transfer_failed"):
 
 
 class KeptWorker(Struct, frozen=True, gc=False):
-    """A replica that an earlier core has started on a node, and that still runs there."""
+    """A worker that an earlier core has started on a node, and that still runs there."""
 
-    number: int
-    """By which the driver knows it; unique on the node."""
+    worker: WorkerId
+    """Its number, which it keeps; this core gives it to no other one (`Core`)."""
     spec: ReplicaSpec
     """With the cores in effect, and without a shadow: nobody keeps those."""
     is_ready: bool

@@ -243,6 +243,7 @@ class Scene(Acting):
         times: Mapping[str, float] | None = None,
         sharing: DeviceSharing | None = None,
         accelerator: str = "",
+        first_worker: int = 0,
         **policies: Any,
     ) -> None:
         super().__init__()
@@ -253,7 +254,7 @@ class Scene(Acting):
         chosen = {verb: policy for verb, policy in policies.items() if policy is not None}
         made = policies_of(self.script, **{"admit": Bounded(queue_max=queue_max)} | chosen)
         parts = ApplicationParts(graph=application.graph, beliefs=self.beliefs, policies=made)
-        self.core = Core([parts], nodes)
+        self.core = Core([parts], nodes, first_worker=first_worker)
         (self.application,) = self.core.state.applications.values()
 
 
@@ -276,6 +277,7 @@ class Deployment(Acting):
         rest_after_s: float = 0,
         wake_s: float = 0,
         release_after_s: float = 60,
+        first_worker: int = 0,
         **policies: Any,
     ) -> None:
         super().__init__()
@@ -289,7 +291,7 @@ class Deployment(Acting):
         for name, each in wanted.items():
             self.wants(**{name: each})
         parts = [self._parts(name, "1", {}) for name in wanted]
-        self.core = Core(parts, [self.node, *nodes], build=self._parts)
+        self.core = Core(parts, [self.node, *nodes], build=self._parts, first_worker=first_worker)
         self._replace_scripts()
 
     def _parts(self, name: str, version: str, definition: Mapping[str, Any]) -> ApplicationParts:

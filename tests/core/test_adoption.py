@@ -1,6 +1,7 @@
 """Replicas that an earlier core has started: a core that knows nothing of them takes them over."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -23,9 +24,14 @@ from sloop.events import (
 from sloop.runlog import Record
 from sloop.systems.replay import replay_log
 from sloop.units import ms, to_ms
-from sloop.vocabulary import BatchId, Device, Life, Node, ReplicaId, ReplicaSpec, Slot
-from tests.core.scene import NODE, Deployment, Scene, plan_of, request
+from sloop.vocabulary import BatchId, Device, Life, Node, ReplicaId, ReplicaSpec, Slot, WorkerId
+from tests.core import scene as scenes
+from tests.core.scene import NODE, plan_of, request
 
+FIRST = 100
+"""The first number of the core that adopts."""
+Scene = partial(scenes.Scene, first_worker=FIRST)
+Deployment = partial(scenes.Deployment, first_worker=FIRST)
 R0, R1 = ReplicaId(0), ReplicaId(1)
 KEPT_MS = to_ms(MEASURE_NS)
 """How long adopted replicas are kept whatever the plan says."""
@@ -33,7 +39,7 @@ KEPT_MS = to_ms(MEASURE_NS)
 
 def kept(number: int = 0, cores: float = 1.0, *, is_ready: bool = True, **others: object) -> KeptWorker:
     spec = structs.replace(ReplicaSpec("only", "a", Slot(cores), "n0"), **others)
-    return KeptWorker(number, spec, is_ready)
+    return KeptWorker(WorkerId(number), spec, is_ready)
 
 
 def adopted(actions: Sequence[Action]) -> list[AdoptWorker]:
@@ -47,7 +53,7 @@ def orders(actions: Sequence[Action]) -> list[Action]:
 def test_the_first_plan_counts_what_runs_already() -> None:
     scene = Scene(plan_of(3))
     actions = scene.act(0, NodeReady(NODE, (kept(7), kept(9, is_ready=False))))
-    assert [(each.worker, each.number) for each in adopted(actions)] == [(0, 7), (1, 9)]
+    assert [each.worker for each in adopted(actions)] == [7, 9]
     assert not orders(actions), "the plan follows what is said of nodes"
     started = orders(scene.act(0, WOKE))
     assert [type(each) for each in started] == [StartWorker]
@@ -68,17 +74,16 @@ def test_an_adopted_replica_serves_at_once_and_one_that_starts_when_it_is_ready(
     assert batch.replica == R1
 
 
-def test_numbers_of_replicas_go_on_above_those_that_were_adopted() -> None:
-    """An agent that comes late has workers whose numbers this core has given to others."""
+def test_a_worker_keeps_its_number_and_others_get_those_of_this_core() -> None:
+    """Also on a node that comes late."""
     scene = Scene(plan_of(4))
     scene.act(0, WOKE)
-    scene.act(1, NodeLost("n0", "gone"), *(WorkerLost(ReplicaId(id), "gone") for id in range(4)))
-    actions = scene.act(10_000, NodeReady(NODE, (kept(0), kept(1))))
-    first = adopted(actions)[0].worker
-    assert first > 3
-    assert [each.worker for each in adopted(actions)] == [first, first + 1]
+    scene.act(1, NodeLost("n0", "gone"), *(WorkerLost(ReplicaId(FIRST + at), "gone") for at in range(4)))
+    scene.act(10_000, NodeReady(NODE, (kept(0), kept(1))))
     replicas = [each.worker for each in scene.actions if isinstance(each, AdoptWorker | StartWorker)]
+    assert replicas[4:6] == [0, 1]
     assert sorted(set(replicas)) == sorted(replicas)
+    assert len([each for each in replicas if each >= FIRST]) == len(replicas) - 2
 
 
 def test_what_was_adopted_is_kept_until_traffic_was_measured() -> None:
@@ -154,7 +159,7 @@ def test_each_application_adopts_its_own_and_one_that_rests_keeps_nothing() -> N
     two = Deployment({"red": 1.0, "green": 1.0}, rest_after_s=1)
     names = ("red/only", "green/only", "red@2/only")
     specs = [ReplicaSpec(name, "a", Slot(1.0), "n0") for name in names]
-    event = NodeReady(two.node, tuple(KeptWorker(number, spec, True) for number, spec in enumerate(specs)))
+    event = NodeReady(two.node, tuple(KeptWorker(WorkerId(number), spec, True) for number, spec in enumerate(specs)))
     actions = two.act(0, event, WOKE)
     assert len(adopted(actions)) == 3
     assert orders(actions) == [StopWorker(ReplicaId(2), "no application has such a replica")]
@@ -209,10 +214,9 @@ def test_nothing_is_overbooked_or_stopped_while_it_serves_and_a_replay_adopts_th
         if cores <= free and is_ready:
             fits.add(number)
         free -= cores  # also of one without room, until it has stopped
-    of_number = {each.number: each.worker for each in adopted(scene.actions)}
-    assert len(of_number) == len(found)
+    assert [each.worker for each in adopted(scene.actions)] == list(range(len(found)))
     stops = {each.worker: each.why for each in scene.actions if isinstance(each, StopWorker)}
-    whys = {stops[of_number[number]] for number in fits if of_number[number] in stops}
+    whys = {stops[WorkerId(number)] for number in fits if number in stops}
     assert whys <= {"its replacement has no room while it runs"}, "what serves is kept"
     assert ledger.free_millicores("n0") >= 0
     again = Scene(plan_of(count))

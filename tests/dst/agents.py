@@ -39,7 +39,8 @@ of a stage that the next process does not know are stopped before. Edges hold th
 those that arrive meanwhile, and submit them to the next process, unless their deadline has passed: those they answer
 themselves. What was deployed is not known any more.
 
-Inside, replicas have numbers that no other replica of the run has. What the core calls them begins anew with each.
+Workers keep their numbers for life: a core begins above all numbers of those before it (`ERA`). Transfers, of which no
+core takes over any, have numbers inside that no other one of the run has.
 """
 
 from collections import Counter
@@ -327,9 +328,8 @@ class RemoteCluster(Cluster):
         """Whether there is no deciding process."""
         self._era = 0
         """Number of the deciding process."""
-        self._number_of: dict[ReplicaId, ReplicaId] = {}
-        self._name_of: dict[ReplicaId, ReplicaId] = {}
-        """From what the core calls a replica to its number here, and back. Of the first core they are the same."""
+        self._known: set[ReplicaId] = set()
+        """The workers that the present deciding process has started or adopted."""
 
     def schedule(self, at_ns: int, fault: FaultBegins | AllHealed) -> None:
         """Let a fault begin, or all end, at this time."""
@@ -342,16 +342,13 @@ class RemoteCluster(Cluster):
 
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
         """Send a batch to its worker."""
-        if self._era:
-            order = structs.replace(order, replica=self._number_of[order.replica])
         node = self._node_of[order.replica]
         if self._links[node].is_open:
             self._send(now_ns, node, order)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Send an order to the agent, or to the provider of nodes."""
-        if self._era:
-            order = self._numbered(order)
+        order = self._noted(order)
         if isinstance(order, StartWorker):
             node = order.spec.node or ""
             self._node_of[order.worker] = node
@@ -378,27 +375,13 @@ class RemoteCluster(Cluster):
         elif isinstance(order, Transfer | CancelTransfer):
             self._move_weights(now_ns, order)
 
-    def _numbered(self, order: Action) -> Action:
-        """An order with the numbers that its replica and its transfer have here."""
+    def _noted(self, order: Action) -> Action:
+        """An order with the number that its transfer has here. Its worker is known from now on."""
+        if isinstance(order, StartWorker | AdoptWorker):
+            self._known.add(order.worker)
         if isinstance(order, StartWorker | Transfer | CancelTransfer) and order.transfer is not None:
-            order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
-        if isinstance(order, Transfer) and order.completes:
-            order = structs.replace(order, completes=tuple([self._number_of[each] for each in order.completes]))
-        if isinstance(order, StartWorker) and order.pipeline is not None:
-            order = structs.replace(order, pipeline=WorkerId(self._era * ERA + order.pipeline))
-        if isinstance(order, AdoptWorker):
-            self._call(ReplicaId(order.number), order.worker)
-        elif isinstance(order, StartWorker | StopWorker | ResizeWorker):
-            if isinstance(order, StartWorker):
-                self._call(ReplicaId(self._era * ERA + order.worker), order.worker)
-                if order.replica is not None:
-                    order = structs.replace(order, replica=self._number_of[order.replica])
-            return structs.replace(order, worker=self._number_of[order.worker])
+            return structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
         return order
-
-    def _call(self, number: ReplicaId, name: ReplicaId) -> None:
-        """The core calls a replica by this name."""
-        self._number_of[name], self._name_of[number] = number, name
 
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The answer of the planner, as its process is now."""
@@ -428,17 +411,11 @@ class RemoteCluster(Cluster):
         if isinstance(found, Transferred | TransferFailed):
             era, transfer = divmod(found.transfer, ERA)
             return structs.replace(found, transfer=TransferId(transfer)) if era == self._era else None
-        if self._era == 0 or found is None:
-            return found  # type: ignore[no-any-return]  # an event
-        for field in ("replica", "worker"):
-            number = getattr(found, field, None)
-            if number is not None:
-                name = self._name_of.get(number)
-                return None if name is None else structs.replace(found, **{field: name})
-        return found  # type: ignore[no-any-return]
+        about = getattr(found, "worker", getattr(found, "replica", None))
+        return found if about is None or about in self._known else None
 
     def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:  # noqa: PLR0911  # one for each kind
-        """The same, with the numbers that replicas have here."""
+        """The same, with the numbers that transfers have here, and also of workers that this core does not know."""
         kind = type(event)
         if kind is Passing:
             return self._pass(now_ns, event)
@@ -628,8 +605,7 @@ class RemoteCluster(Cluster):
             return None
         self._is_down = False
         self._era += 1
-        self._number_of.clear()
-        self._name_of.clear()
+        self._known.clear()
         for name, link in self._links.items():
             node = self._nodes[name]
             if node.state is NodeState.READY and link.is_reachable:
@@ -657,7 +633,7 @@ class RemoteCluster(Cluster):
             spec = structs.replace(own[id].spec.with_cores(own[id].slot.cores), shape=ALONE)
             kept.append(KeptWorker(id, spec, id in self._ready and id not in self._busy))
             link.replicas[id] = None
-        return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.number)))
+        return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.worker)))
 
     def _overdue(self, now_ns: int, event: Overdue) -> None:
         """An agent stops a worker that does not finish its abandoned batch."""

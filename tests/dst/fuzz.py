@@ -34,9 +34,10 @@ from sloop.sim.worlds import PATIENCE_S, Make, check_replay, fitting, play
 from sloop.streams import stream
 from sloop.systems import SYSTEMS
 from sloop.systems.registry import POLICIES
+from sloop.systems.setup import Setup
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import Outcome, Request, RequestId
-from tests.dst.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
+from tests.dst.agents import ERA, CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 
 Play = Callable[[World], RunTotals]
 
@@ -103,7 +104,7 @@ class DecidingProcesses:
         self._begin()
 
     def _begin(self) -> None:
-        setup = self._world.setup()
+        setup = setup_of(self._world, len(self.logs))
         self._core, nodes = setup.core(), self._world.deployment.cluster
         self.checkers = Checkers([rules_of(each) for each in setup.applications], nodes, origin=self._world.origin)
         self.logs.append(MemoryLog())
@@ -154,6 +155,11 @@ class DecidingProcesses:
         return [End(id, Outcome.REJECTED, ALONE) for id in ids if self._opened.by_id.pop(id, None) is not None]
 
 
+def setup_of(world: World, number: int) -> Setup:
+    """Of the deciding process after so many others."""
+    return replace(world.setup(), first_worker=number * ERA)
+
+
 def play_successors(world: World) -> RunTotals:
     """Simulate a world without faults but these: its deciding process dies once or twice. Raises Violation as `play`
     does; each request must end once, whoever decides."""
@@ -171,8 +177,8 @@ def play_successors(world: World) -> RunTotals:
         patience_ns=s(PATIENCE_S),
     )
     deciding.checkers.finish()
-    for number, log in enumerate(deciding.logs, 1):
-        check_replay(world, log, f"the replay of deciding process {number}")
+    for number, log in enumerate(deciding.logs):
+        check_replay(world, setup_of(world, number), log, f"the replay of deciding process {number + 1}")
     return totals
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import count
 from random import Random
 from typing import Any, ClassVar, Final
 
@@ -88,6 +89,7 @@ from sloop.vocabulary import (
     shadow_in,
 )
 from tests.dst.agents import (
+    ERA,
     OF_REQUESTS,
     SILENT_NS,
     AllHealed,
@@ -581,9 +583,10 @@ class Setting:
             **chosen,
         )
 
-    def core(self) -> Core:
+    def core(self, first_worker: int = 0) -> Core:
         """The core with the first versions."""
-        return Core([parts_of(*each) for each in self.first], self.schedule.scene.nodes, self._build)
+        parts = [parts_of(*each) for each in self.first]
+        return Core(parts, self.schedule.scene.nodes, self._build, first_worker=first_worker)
 
     def _build(self, name: str, version: str, definition: Mapping[str, Any]) -> ApplicationParts:
         application, policies, _ = self.later[definition["operation"]]
@@ -710,12 +713,12 @@ def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = N
 
     `core` may replace the core by one that is broken on purpose.
     """
-    setting, opened = Setting(schedule), OpenRequests()
+    setting, opened, eras = Setting(schedule), OpenRequests(), count()
 
     def make() -> tuple[CoreInterface, Core, Checkers]:
         """A core that knows nothing, whose log begins with it."""
         own = Setting(schedule)  # with policies of its own
-        made = own.core()
+        made = own.core(next(eras) * ERA)
         return made if core is None else core(made), made, own.checkers()
 
     audit = Audit(make, opened, schedule.scene)

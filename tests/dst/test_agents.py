@@ -173,19 +173,19 @@ def lives_on(found: RemoteCluster, at_s: float) -> list[KeptWorker]:
     return list(begun[-1].kept) if begun else []
 
 
-def test_workers_outlive_the_core_and_the_next_one_calls_them_by_other_names() -> None:
+def test_workers_outlive_the_core_and_keep_their_numbers() -> None:
     found = cluster(None, (10, fault(FaultKind.CORE_DOWN, 0.005, node="")))
     start(found)
     start(found, 9.9999, 1)
     one, other = lives_on(found, 10.005)
-    assert [(one.number, one.is_ready), (other.number, other.is_ready)] == [(0, True), (1, False)]
-    found.obey(s(11), AdoptWorker(ReplicaId(7), 0, one.spec, True))
-    found.obey(s(11), AdoptWorker(R0, 1, other.spec, False))
-    assert [event for _, event in events_of(found, 20)] == [WorkerReady(R0)]
-    found.start_batch(s(20), StartBatch(BatchId(0), ReplicaId(7), STAGE.name, (RequestId(1),)))
+    assert [(one.worker, one.is_ready), (other.worker, other.is_ready)] == [(0, True), (1, False)]
+    found.obey(s(11), AdoptWorker(R0, one.spec, True))
+    found.obey(s(11), AdoptWorker(ReplicaId(1), other.spec, False))
+    assert [event for _, event in events_of(found, 20)] == [WorkerReady(ReplicaId(1))]
+    found.start_batch(s(20), StartBatch(BatchId(0), R0, STAGE.name, (RequestId(1),)))
     ((_, finished),) = events_of(found, 30)
     assert isinstance(finished, Finished)
-    assert finished.replica == 7
+    assert finished.replica == R0
 
 
 def test_an_abandoned_batch_is_nobodys_and_its_worker_ready_when_it_is_over() -> None:
@@ -195,7 +195,7 @@ def test_an_abandoned_batch_is_nobodys_and_its_worker_ready_when_it_is_over() ->
     batch(found, 10)
     (kept,) = lives_on(found, 10.002)
     assert not kept.is_ready
-    found.obey(s(10.002), AdoptWorker(R0, 0, kept.spec, False))
+    found.obey(s(10.002), AdoptWorker(R0, kept.spec, False))
     assert [event for _, event in events_of(found, 20)] == [WorkerReady(R0)]
 
 
@@ -205,7 +205,7 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped() -> None:
     events_of(found, 11)
     batch(found, 11)
     (kept,) = lives_on(found, 13)
-    found.obey(s(13), AdoptWorker(R0, 0, kept.spec, False))
+    found.obey(s(13), AdoptWorker(R0, kept.spec, False))
     assert set(kinds(events_of(found, 41.9))) == {BatchSilent}
     assert WorkerStopped in kinds(events_of(found, 43))
 
@@ -216,7 +216,7 @@ def test_a_node_that_is_cut_off_is_lost_to_the_next_core_and_comes_later_with_it
     told = events_of(found, 12)
     assert (NodeLost, HOME.name) in [(type(event), getattr(event, "node", "")) for _, event in told]
     (kept,) = lives_on(found, 16)
-    assert (kept.number, kept.is_ready) == (0, True)
+    assert (kept.worker, kept.is_ready) == (0, True)
 
 
 def test_a_start_ends_with_its_transfer_when_the_node_is_given_up() -> None:
@@ -227,7 +227,7 @@ def test_a_start_ends_with_its_transfer_when_the_node_is_given_up() -> None:
     found.obey(s(9), Transfer(TransferId(0), ModelWeights("large", 1 << 40), STORE, (HOME.name,)))
     start(found, 9, transfer=TransferId(0))
     start(found, 9, 1)
-    assert [kept.number for kept in lives_on(found, 16)] == [1]
+    assert [kept.worker for kept in lives_on(found, 16)] == [1]
 
 
 def test_a_node_that_has_been_given_up_by_the_same_core_comes_back_empty() -> None:

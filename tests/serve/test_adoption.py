@@ -33,7 +33,7 @@ from sloop.serve.agent import (
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages, agents
-from sloop.serve.backends.agents import AgentBackend, NodeMemory
+from sloop.serve.backends.agents import WORKERS_MAX, AgentBackend, NodeMemory
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, HolderTable
@@ -41,7 +41,7 @@ from sloop.serve.protocols import ExaminedFile, Servable
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
-from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, WorkerId
 from tests.hosts import is_running
 from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import wirings_of
@@ -61,13 +61,14 @@ def does(servables: dict[tuple[str, str], Servable] = QUICK) -> bytes:
 
 async def returned(here: Fleet, *numbers: int, server: str = "the last one", **others: Any) -> FakeAgent:
     """An agent that has kept workers of another server, with its setup."""
-    made = await here.join(server=server, kept=dict.fromkeys(numbers, does()), **others)
+    kept = dict.fromkeys(map(WorkerId, numbers), does())
+    made = await here.join(server=server, kept=kept, **others)
     await made.hear(AgentSetup)
     return made
 
 
 def kept(number: int, node: str = "one", cores: float = 1, *, is_ready: bool = True) -> KeptWorker:
-    return KeptWorker(number, spec(node, cores), is_ready)
+    return KeptWorker(WorkerId(number), spec(node, cores), is_ready)
 
 
 def nodes(here: Fleet) -> list[NodeReady]:
@@ -84,17 +85,17 @@ def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> 
             found.send(WorkersKept((kept(4), kept(5, is_ready=False))))
             await here.ear.hear(NodeReady)
             assert nodes(here)[0].kept == (kept(4), kept(5, is_ready=False))
-            here.backend.adopt(A, 4, spec("one"))
-            here.backend.adopt(B, 5, spec("one"))
-            assert await found.hear(AdoptWorker, 2) == AdoptWorker(B, 5, spec("one"), is_ready=True)
-            found.send(AgentReport(WorkerReady(B)))
-            assert await here.ear.hear(WorkerReady) == WorkerReady(B)
-            here.backend.run(BatchId(5), A, Run(2, [b"x", b"y"]))
+            here.backend.adopt(AdoptWorker(WorkerId(4), spec("one"), True))
+            here.backend.adopt(AdoptWorker(WorkerId(5), spec("one"), False))
+            assert await found.hear(AdoptWorker, 2) == AdoptWorker(WorkerId(5), spec("one"), False)
+            found.send(AgentReport(WorkerReady(WorkerId(5))))
+            assert await here.ear.hear(WorkerReady) == WorkerReady(WorkerId(5))
+            here.backend.run(BatchId(5), WorkerId(4), Run(2, [b"x", b"y"]))
             await found.hear(RunBatch)
-            found.send(finished())
+            found.send(finished(replica=WorkerId(4)))
             await here.ear.hear(Finished)
-            here.backend.stop(A)
-            assert await found.hear(StopWorker) == StopWorker(A, "")
+            here.backend.stop(WorkerId(4))
+            assert await found.hear(StopWorker) == StopWorker(WorkerId(4), "")
 
     play(scene)
 
@@ -114,10 +115,11 @@ def test_a_server_does_not_take_back_what_it_has_counted_as_lost() -> None:
     play(scene)
 
 
-def test_what_does_something_else_is_not_kept() -> None:
+def test_what_does_something_else_or_may_have_the_number_of_another_one_is_not_kept() -> None:
     async def scene() -> None:
         async with fleet() as here:
-            others = {0: does(), 1: does({("stage", "echo"): Servable("fake:sleep:1:0", BYTES)}), 2: b""}
+            of_another_model = does({("stage", "echo"): Servable("fake:sleep:1:0", BYTES)})
+            others = {0: does(), 1: of_another_model, 2: b"", 100: does()}  # this server's numbers begin at 100
             found = await here.join(server="another", kept=others)
             assert (await found.hear(AgentSetup)).keep == (0,)
 
@@ -140,8 +142,11 @@ def test_a_fetched_model_is_the_same_wherever_it_is_kept() -> None:
         ((kept(4, "two"),), "is not what it was"),
         ((kept(4, cores=3),), "is not what it was"),
         ((kept(4, cores=0),), "is not what it was"),
-        ((KeptWorker(4, spec("one").with_cores(float("nan")), True),), "is not what it was"),
-        ((KeptWorker(4, ReplicaSpec("stage", "other", spec("one").slot, "one"), True),), "is not what it was"),
+        ((KeptWorker(WorkerId(4), spec("one").with_cores(float("nan")), True),), "is not what it was"),
+        (
+            (KeptWorker(WorkerId(4), ReplicaSpec("stage", "other", spec("one").slot, "one"), True),),
+            "is not what it was",
+        ),
     ],
 )
 def test_an_agent_cannot_lie_about_what_it_has_kept(
@@ -181,11 +186,11 @@ def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
             found = await returned(here, 4)
             found.send(WorkersKept((kept(4),)))
             await here.ear.hear(NodeReady)
-            here.backend.adopt(A, 5, spec("one"))
-            assert (await here.ear.hear(WorkerLost)) == WorkerLost(A, "node one is not connected any more")
+            here.backend.adopt(AdoptWorker(WorkerId(5), spec("one"), True))
+            assert (await here.ear.hear(WorkerLost)) == WorkerLost(WorkerId(5), "node one is not connected any more")
             found.records.close()
             await until(lambda: bool(here.lost()))
-            here.backend.adopt(B, 4, spec("one"))
+            here.backend.adopt(AdoptWorker(WorkerId(4), spec("one"), True))
             await here.ear.hear(WorkerLost, count=2)
 
     play(scene)
@@ -357,12 +362,16 @@ async def started(here: Fleet, *replicas: ReplicaId) -> None:
     await here.ear.hear(WorkerReady, count=len(replicas))
 
 
+def adoption(kept: KeptWorker) -> AdoptWorker:
+    return AdoptWorker(kept.worker, kept.spec, kept.is_ready)
+
+
 def offered(here: Fleet) -> Sequence[KeptWorker]:
     return nodes(here)[0].kept
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: Path) -> None:
+def test_a_worker_serves_one_server_after_the_other_with_its_number(tmp_path: Path) -> None:
     async def scene() -> None:
         async with servers(tmp_path) as (made, first):
             await started(first, A, B)
@@ -372,19 +381,19 @@ def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: 
             await second.ear.hear(NodeReady)
             one, other = offered(second)
             assert (one, other) == (kept(1), kept(2, cores=2))
-            second.backend.adopt(ReplicaId(0), one.number, one.spec)
-            second.backend.adopt(A, other.number, other.spec)  # the name that the first one had
-            second.backend.run(BatchId(1), A, Run(1, [SMALL]))
+            second.backend.adopt(adoption(one))
+            second.backend.adopt(adoption(other))
+            second.backend.run(BatchId(1), B, Run(1, [SMALL]))
             result = await second.ear.hear(Finished, WorkerLost)
             assert isinstance(result, Finished)
-            assert result.replica == A
-            second.backend.start(StartWorker(B, spec("one")))
+            assert result.replica == B
+            second.backend.start(StartWorker(WorkerId(WORKERS_MAX), spec("one")))
             await second.ear.hear(WorkerReady)
             second.backend.stop(A)
             assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
             third = await made.next()
             await third.ear.hear(NodeReady)
-            assert len(offered(third)) == 2
+            assert [each.worker for each in offered(third)] == [B, WORKERS_MAX]
 
     play(scene)
 
@@ -427,10 +436,10 @@ def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_whe
             second = await made.next()
             await second.ear.hear(NodeReady)
             (only,) = offered(second)
-            second.backend.adopt(B, only.number, only.spec)
+            second.backend.adopt(adoption(only))
             if not only.is_ready:  # unless the batch was over before the agent came
-                assert await second.ear.hear(WorkerReady) == WorkerReady(B)
-            second.backend.run(BatchId(1), B, Run(1, [SMALL]))
+                assert await second.ear.hear(WorkerReady) == WorkerReady(A)
+            second.backend.run(BatchId(1), A, Run(1, [SMALL]))
             await second.ear.hear(Finished)
             assert sum(isinstance(event, Finished) for event in second.ear.events) == 1
 
@@ -456,8 +465,8 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
         await second.ear.hear(NodeReady)
         (only,) = offered(second)
         assert not only.is_ready
-        second.backend.adopt(B, only.number, only.spec)
-        assert await second.ear.hear(WorkerStopped) == WorkerStopped(B)
+        second.backend.adopt(adoption(only))
+        assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
         second.backend.release("one")
         await asyncio.wait_for(serving, 20)
         await second.backend.close()
@@ -533,8 +542,8 @@ def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pyt
         assert agent._workers is not None
         arenas = agent._workers._arenas
         (only,) = offered(second)
-        second.backend.adopt(B, only.number, only.spec)
-        result = await answered(second, 1, B)
+        second.backend.adopt(adoption(only))
+        result = await answered(second, 1, A)
         assert result.holder != before.holder
         await until(lambda: sum(each.blocks for each in arenas._held.values()) == 1)
         second.arenas.free(result)
@@ -597,7 +606,7 @@ def test_a_block_is_freed_once() -> None:
         with pytest.raises(ProtocolError, match="is free already"):
             session.on_record(FreeBlock(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):
-            session.on_record(WorkerOrder(AdoptWorker(A, 3, spec("one"), is_ready=True)))
+            session.on_record(WorkerOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
         await session.close()
 
     play(scene)

@@ -69,7 +69,7 @@ from sloop.serve.network import (
     connect,
 )
 from sloop.serve.protocols import Servable, SpareProcesses
-from sloop.serve.transport import FrameKind, RecordLink, pack_head
+from sloop.serve.transport import FrameKind, ProtocolError, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
@@ -175,13 +175,14 @@ def finished(blocks: Sequence[Block | None] = (b"x", b"y"), **others: Any) -> Ba
 
 @asynccontextmanager
 async def fleet(tls: NodeTls | None = None) -> AsyncIterator[Fleet]:
-    arenas, holders = Arenas(), HolderTable()
+    arenas, holders, memory = Arenas(), HolderTable(), Memory()
+    memory.first_worker = 100
     backend = AgentBackend(
         *(SERVABLES, wirings_of(SERVABLES), JoiningNodes()),
         arenas=arenas,
         nodes=NODES,
         pid=os.getpid(),
-        memory=Memory(),
+        memory=memory,
         tls=tls,
         holders=holders,
     )
@@ -648,8 +649,7 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
     play(scene)
 
 
-def test_a_worker_that_ends_while_it_is_offered_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that starts before its adoption, under the same number, is another one."""
+def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.LocalBackend, "start", lambda self, order: self._report(WorkerReady(order.worker)))
 
     async def scene() -> None:
@@ -662,15 +662,14 @@ def test_a_worker_that_ends_while_it_is_offered_keeps_its_number(monkeypatch: py
         session.detach()
         session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
-        assert [each.number for each in kept] == [A]
+        assert [each.worker for each in kept] == [A]
         session.on_event(WorkerLost(A, "it died"))
-        session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
-        assert sent[-1] == AgentReport(WorkerReady(A))
-        session.on_record(WorkerOrder(AdoptWorker(B, A, spec("one"), is_ready=True)))
-        assert sent[-1] == AgentReport(WorkerLost(B, "it died"))
-        session.on_record(WorkerOrder(ResizeWorker(B, 2)))
-        assert len(session._workers) == 1
-        assert session._replicas.keys() == {A}
+        with pytest.raises(ProtocolError, match="is started, which is there"):
+            session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
+        session.on_record(WorkerOrder(AdoptWorker(A, spec("one"), is_ready=True)))
+        assert sent[-1] == AgentReport(WorkerLost(A, "it died"))
+        session.on_record(WorkerOrder(ResizeWorker(A, 2)))
+        assert not session._workers
         await session.close()
 
     play(scene)
@@ -704,7 +703,7 @@ def test_ray_passes_files_and_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
         nodes = RayNodes("", NodeTls(Path("/n/cert.pem"), Path("/n/key.pem"), Path("/n/ca.pem")))
         sent: list[object] = []
         monkeypatch.setattr(nodes, "_send", sent.append)
-        await nodes.open(NODES[:1], (HOST, 9), b"\xff" * 32)
+        nodes.want(NODES[:1], (HOST, 9), b"\xff" * 32)
         assert sent == [Want(NODES[:1], (HOST, 9), b"\xff" * 32, ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"])]
 
     play(scene)

@@ -38,12 +38,21 @@ Step = Callable[[int, Any, list[Action]], None]
 
 
 class Core:
-    """All decisions for the applications on one cluster. `build` is needed only if applications are deployed later."""
+    """All decisions for the applications on one cluster. `build` is needed only if applications are deployed later.
+
+    Workers are numbered from `first_worker` on. A worker keeps its number for life, also under the next core that
+    adopts it, so a core that may adopt begins above all numbers of the cores before it.
+    """
 
     def __init__(
-        self, applications: Sequence[ApplicationParts], nodes: Sequence[Node], build: Build | None = None
+        self,
+        applications: Sequence[ApplicationParts],
+        nodes: Sequence[Node],
+        build: Build | None = None,
+        *,
+        first_worker: int = 0,
     ) -> None:
-        self.state = State(Ledger(nodes))
+        self.state = State(Ledger(nodes), first_worker)
         self._build = build
         self._batch_ids = cast(Iterator[BatchId], count())
         self._paths: dict[str, DataPath] = {}

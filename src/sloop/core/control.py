@@ -592,9 +592,9 @@ class ControlPath:
         """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
         reserves until it has stopped."""
         state, spec = self._state, kept.spec
-        id = ReplicaId(state.next_worker)
-        state.next_worker += 1
-        out.append(actions.AdoptWorker(id, kept.number, spec, kept.is_ready))
+        id = kept.worker
+        assert id < state.first_worker, f"worker {id} is kept, which may be one of this core"
+        out.append(actions.AdoptWorker(id, spec, kept.is_ready))
         stages = [stage for application in state.applications.values() for stage in application.all_stages]
         stage = next((stage for stage in stages if stage.name == spec.stage), None)
         belief = stage.beliefs.get((spec.variant, spec.slot.hardware)) if stage is not None else None

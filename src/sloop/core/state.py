@@ -30,7 +30,7 @@ READY: Final = Life.READY
 class State:
     """All applications, and what they share: replicas and nodes."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, first_worker: int = 0) -> None:
         self.applications: dict[str, ApplicationState] = {}
         """By key."""
         self.replicas: dict[ReplicaId, Replica] = {}
@@ -39,7 +39,7 @@ class State:
         self.weights = WeightRegistry(ledger)
         self.devices: dict[DeviceKey, DeviceLoad] = {}
         """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
-        self.next_worker = 0
+        self.first_worker = self.next_worker = first_worker
         self.dissolving: dict[ReplicaId, LayerPipeline] = {}
         """Pipelines that are complete and still run batches."""
 

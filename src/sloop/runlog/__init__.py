@@ -94,6 +94,8 @@ class Header(Struct, frozen=True, kw_only=True):
     assumed_starts: dict[str, str] = {}
     """Per `stage/variant` (` on KIND`, if the cluster has several kinds), the cold start that the simulator assumed
     because it was neither measured nor declared."""
+    first_worker: int = 0
+    """The number of the first worker that the run has started."""
     segment: int = 1
     """The number of this file among those of the run. `definitions` are those of the versions at its start."""
     from_ns: int = 0

@@ -24,7 +24,8 @@ says which workers it adopts, and the agent stops the others. Only then does the
 batches of adopted workers are abandoned: nobody waits for their results. An agent never answers a client, so a node
 that was cut off cannot answer a request twice.
 
-Workers, and the agent's memory, keep their numbers; each deciding process has numbers of its own for them.
+A worker keeps its number for life, whichever deciding process it serves. The agent's memory has another number in
+blocks for each of them; workers know it by the first.
 """
 
 import asyncio
@@ -132,7 +133,7 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
     cores: float
     server: str = ""
     """The deciding process that it served before (`AgentSetup.server`), if any."""
-    kept: dict[int, bytes] = {}  # msgspec creates a new dict for each instance
+    kept: dict[WorkerId, bytes] = {}  # msgspec creates a new dict for each instance
     """Its workers, by their numbers, each with what it does (`KnownStages.fingerprint`)."""
     models: tuple[tuple[str, str], ...] = ()
     """The models in its cache: the key of the location (`ModelSource.key`), and the SHA-256 of the model's file."""
@@ -232,7 +233,7 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
     holders: dict[int, int]
     server: str = ""
     """The name of the deciding process, which differs from that of every other one."""
-    keep: tuple[int, ...] = ()
+    keep: tuple[WorkerId, ...] = ()
     """The kept workers that the agent must not stop. An agent that has served a deciding process before answers with
     `WorkersKept`."""
     may_be_followed: bool = True
@@ -371,15 +372,15 @@ def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -
 
 
 class _Worker:
-    """A worker of an agent. `number` is its name in this process; the deciding process calls it `replica`."""
+    """A worker of an agent."""
 
-    def __init__(self, number: ReplicaId, order: StartWorker, known: KnownStages) -> None:
-        self.number, self.order = number, order
+    def __init__(self, order: StartWorker, known: KnownStages) -> None:
+        self.number, self.order = order.worker, order
         self.fingerprint = known.fingerprint(order.spec.stage, order.spec.variant)
         self.spec = order.spec
         """With the cores in effect."""
-        self.replica: ReplicaId | None = order.worker
-        """None for one that was kept and is not adopted yet."""
+        self.is_ours = True
+        """Whether the present deciding process has started or adopted it."""
         self.reports: list[Reported] = []
         """Its events between the offer to a deciding process and the adoption by it."""
         self.is_ready = self.is_stopping = False
@@ -413,7 +414,7 @@ class _Worker:
 
     def start(self) -> StartWorker:
         """The order to start it, now that its model is here."""
-        return structs.replace(self.order, worker=self.number, spec=self.spec, transfer=None)
+        return structs.replace(self.order, spec=self.spec, transfer=None)
 
     def release_models(self) -> None:
         """Let its model be deleted from the caches: nothing uses it any more."""
@@ -476,13 +477,11 @@ class AgentSession:
         """The arenas of the deciding process, if it is on this machine."""
         self._used: set[Address] = set()
         """Blocks of its workers that the deciding process has."""
-        self._workers: dict[ReplicaId, _Worker] = {}
-        """Those that have not ended, by number."""
-        self._replicas: dict[ReplicaId, _Worker] = {}
-        """The same, by the numbers that the deciding process uses."""
-        self._offered: dict[ReplicaId, _Worker] = {}
-        """Kept workers that are not adopted yet, by number; also those that have ended meanwhile."""
-        self._stopping: set[ReplicaId] | None = None
+        self._workers: dict[WorkerId, _Worker] = {}
+        """Those that have not ended."""
+        self._offered: dict[WorkerId, _Worker] = {}
+        """Kept workers that are not adopted yet; also those that have ended meanwhile."""
+        self._stopping: set[WorkerId] | None = None
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
         self._timers: set[TimerHandle] = set()
@@ -520,8 +519,8 @@ class AgentSession:
         self._reader = ArenaReader({**setup.holders, setup.holder: os.getpid()})
         self._beside.set_holders(setup.holders)
 
-    def kept(self) -> dict[int, bytes]:
-        """The workers that another deciding process may adopt, by number, with their fingerprints, which contain the
+    def kept(self) -> dict[WorkerId, bytes]:
+        """The workers that another deciding process may adopt, with their fingerprints, which contain the
         digests of their models. Excluded are parts of models."""
         return {
             number: worker.fingerprint
@@ -535,12 +534,11 @@ class AgentSession:
         self._send = _drop
         self._blocks.close()
         self._beside.set_holders({})
-        self._replicas.clear()
         self._offered.clear()
         self._stopping = None
         self._receptions.clear()  # they end without being told
         for worker in self._workers.values():
-            worker.replica = None
+            worker.is_ours = False
             worker.reports.clear()
             worker.waiting.clear()
             if worker.is_shadow:
@@ -563,7 +561,7 @@ class AgentSession:
         self._send, self._blocks = send, blocks
         self._connect(setup)
         self._tell_spares()
-        self._offered = {worker.number: worker for worker in self._workers.values() if worker.number in setup.keep}
+        self._offered = {number: worker for number, worker in self._workers.items() if number in setup.keep}
         self._stopping = self._workers.keys() - self._offered.keys()
         for number in list(self._stopping):
             self._stop_worker(self._workers[number])
@@ -631,6 +629,11 @@ class AgentSession:
 
     # Replicas
 
+    def _ours(self, number: WorkerId) -> _Worker | None:
+        """A worker of the present deciding process; None if it has ended."""
+        worker = self._workers.get(number)
+        return worker if worker is not None and worker.is_ours else None
+
     def _obey(self, record: WorkerOrder) -> None:
         order = record.order
         if isinstance(order, StartWorker):
@@ -643,15 +646,13 @@ class AgentSession:
             self._adopt(order)
 
     def _start(self, order: StartWorker, peers: Sequence[Endpoint]) -> None:
-        replica, spec = order.worker, order.spec
-        body = self._replicas.get(order.replica) if order.replica is not None else None
+        number, spec = order.worker, order.spec
+        body = self._ours(order.replica) if order.replica is not None else None
         if order.replica is not None and body is None:
             return  # its end, which has been reported, is that of its shadow
-        # The same number, if it is free, is easier to find in the logs.
-        taken = self._workers.keys() | self._offered.keys()  # one that is offered and has ended may still be adopted
-        number = replica if replica not in taken else ReplicaId(max(taken) + 1)
-        worker = _Worker(number, order, self._backend)
-        self._workers[number] = self._replicas[replica] = worker
+        if number in self._workers or number in self._offered:
+            raise ProtocolError(f"worker {number} is started, which is there")
+        worker = self._workers[number] = _Worker(order, self._backend)
         if body is not None:
             self._start_shadow(worker, body, order)
             return
@@ -762,7 +763,7 @@ class AgentSession:
         return dict(await _all(map(bring, places)))
 
     def _complete(self, record: CompleteWorker) -> None:
-        worker = self._replicas.get(record.replica)
+        worker = self._ours(record.replica)
         if worker is not None and worker.part is not None and worker.completing is None:
             reception = self._used_reception(worker, record.transfer)
             worker.completing = self._do(self._bring_others(worker, worker.part, record.transfer, reception))
@@ -802,7 +803,7 @@ class AgentSession:
         if body.servable is not None:  # another version of the application may have been learnt meanwhile
             self._backend.learn({(body.spec.stage, body.spec.variant): body.servable}, {}, threads_prepared=0)
         body.shadow, worker.is_shadow = worker, True
-        self._backend.start(structs.replace(order, worker=worker.number, replica=body.number))
+        self._backend.start(order)
 
     def _nearer(
         self, source: ModelSource, peers: Sequence[Endpoint], *, is_block: bool = False
@@ -892,7 +893,7 @@ class AgentSession:
             _log.warning("%s cannot be deleted: %s", source, error)
 
     def _stop(self, order: StopWorker) -> None:
-        worker = self._replicas.get(order.worker)
+        worker = self._ours(order.worker)
         if worker is None:
             self._send(AgentReport(WorkerStopped(order.worker)))
         else:
@@ -908,7 +909,7 @@ class AgentSession:
             self.on_event(WorkerStopped(worker.number))
 
     def _resize(self, order: ResizeWorker) -> None:
-        worker = self._replicas.get(order.worker)
+        worker = self._ours(order.worker)
         if worker is None:
             return  # its end has been reported
         if worker.bringing is not None:  # it starts with these cores, when its model is there
@@ -917,13 +918,11 @@ class AgentSession:
             self._backend.resize(worker.number, order.cores)
 
     def _adopt(self, order: AdoptWorker) -> None:
-        """A deciding process has adopted a kept worker under this number. Its events since then are reported now."""
-        worker = self._offered.pop(WorkerId(order.number), None)
+        """A deciding process has adopted a kept worker. Its events since the offer are reported now."""
+        worker = self._offered.pop(order.worker, None)
         if worker is None:
-            raise ProtocolError(f"worker {order.number} was adopted, but it was not kept")
-        worker.replica = order.worker
-        if worker.number in self._workers:
-            self._replicas[order.worker] = worker
+            raise ProtocolError(f"worker {order.worker} was adopted, but it was not kept")
+        worker.is_ours = True
         reports, worker.reports = worker.reports, []
         for event in reports:
             self._report(worker, event)
@@ -943,7 +942,7 @@ class AgentSession:
     # Batches
 
     def _run(self, record: RunBatch | PassBatch) -> None:
-        worker = self._replicas.get(record.replica)
+        worker = self._ours(record.replica)
         if worker is None:
             return  # its end has been reported, which covers its batch
         if worker.batch is not None:
@@ -1088,8 +1087,6 @@ class AgentSession:
         """A worker has ended."""
         if self._workers.pop(worker.number, None) is None:
             return  # a shadow, before its replica
-        if worker.replica is not None:
-            self._replicas.pop(worker.replica, None)
         if self._stopping is not None:
             self._stopping.discard(worker.number)
             self._tell_kept()
@@ -1097,25 +1094,22 @@ class AgentSession:
     def _report(self, worker: _Worker, event: Reported) -> None:
         """Report an event, or keep it until a deciding process has adopted the worker. Events about batches are not
         kept, because an adopted worker has none."""
-        if isinstance(event, BatchSilent):
-            if worker.replica is not None:
-                self._send(AgentReport(structs.replace(event, replica=worker.replica)))
-        elif worker.replica is None:
+        if worker.is_ours:
+            self._send(AgentReport(event))
+        elif not isinstance(event, BatchSilent):
             worker.reports.append(event)
-        else:
-            self._send(AgentReport(structs.replace(event, worker=worker.replica)))
 
     def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
         worker = self._workers[event.replica]
         own = [block for block in blocks if isinstance(block, Address)]
-        if not self._end_batch(worker) or worker.replica is None:
+        if not self._end_batch(worker) or not worker.is_ours:
             for block in own:
                 self._arenas.free(block)
             self._report(worker, WorkerReady(worker.number))
             return
         found = self._noted(blocks)
-        self._send(BatchFinished(event.batch, worker.replica, event.service_ns, found, event.edge_counts, dict(faults)))
+        self._send(BatchFinished(event.batch, event.replica, event.service_ns, found, event.edge_counts, dict(faults)))
         self._run_next(worker)
 
     def _noted(self, blocks: Iterable[Block | None]) -> list[Any]:
@@ -1127,28 +1121,28 @@ class AgentSession:
         """A part has run its layers on a batch. The duration is not reported: the deciding process measures it, because
         that includes the transfer of the tensors to this machine."""
         worker = self._workers[replica]
-        if not self._end_batch(worker) or worker.replica is None:
+        if not self._end_batch(worker) or not worker.is_ours:
             for block in passed.tensors:
                 if isinstance(block, Address):
                     self._arenas.free(block)
             return
         passed = structs.replace(passed, tensors=self._noted(passed.tensors))
-        self._send(BatchPassed(batch, worker.replica, passed))
+        self._send(BatchPassed(batch, replica, passed))
         self._run_next(worker)
 
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
         worker = self._workers[replica]
-        if not self._end_batch(worker) or worker.replica is None:
+        if not self._end_batch(worker) or not worker.is_ours:
             self._report(worker, WorkerReady(worker.number))
         else:
-            self._send(BatchRaised(batch, worker.replica, failure.encode()))
+            self._send(BatchRaised(batch, replica, failure.encode()))
             self._run_next(worker)
 
     def _on_difference(self, replica: ReplicaId, _stage: str, _variant: str, why: str) -> None:
         worker = self._workers[replica]
-        if worker.replica is not None:
-            self._send(WorkerDiffers(worker.replica, why))
+        if worker.is_ours:
+            self._send(WorkerDiffers(replica, why))
 
 
 def _placed(cut: CutModel, files: Mapping[int, str]) -> CutModel:

@@ -412,7 +412,7 @@ class Driver:
             Transfer: backend.transfer,
             CancelTransfer: backend.cancel_transfer,
             Evict: backend.evict,
-            AdoptWorker: lambda order: backend.adopt(order.worker, order.number, order.spec),
+            AdoptWorker: backend.adopt,
             StopWorker: lambda order: backend.stop(order.worker),
             ResizeWorker: lambda order: backend.resize(order.worker, order.cores),
             AcquireNode: lambda order: backend.acquire(order.node),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import AdoptWorker, CancelTransfer, Evict, StartWorker, Transfer
 from sloop.events import Event, Finished, Planned
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
@@ -24,7 +24,6 @@ from sloop.vocabulary import (
     ModelWeights,
     Outcome,
     ReplicaId,
-    ReplicaSpec,
     RequestId,
     WorkerId,
 )
@@ -269,8 +268,8 @@ class Backend(Protocol):
         """Delete the files of a model on a node, as soon as no process uses them. Nothing is reported."""
         ...
 
-    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        """What runs on a node under this number (`KeptWorker`) is this replica from now on. If it is there no more,
+    def adopt(self, order: AdoptWorker) -> None:
+        """A worker that a node has kept (`KeptWorker`) is one of this server from now on. If it is there no more,
         reports `WorkerLost`."""
         ...
 

@@ -398,7 +398,9 @@ async def serving(
         folder = stack.enter_context(locked(settings.folder_of(deployment), settings.log_group))
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
         deployment, gpus = stack.enter_context(here)
-        setup = replace(setup, deployment=deployment)
+        followed = settings.nodes is not None and settings.nodes.port
+        memory = NodeMemory(folder / NODES if followed else None)
+        setup = replace(setup, deployment=deployment, first_worker=memory.first_worker)
         sockets = stack.enter_context(opened(settings, settings.edges_of(deployment)))
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
@@ -428,8 +430,7 @@ async def serving(
         journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
         recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
-        followed = settings.nodes is not None and settings.nodes.port
-        memory, holders = NodeMemory(folder / NODES if followed else None), HolderTable()
+        holders = HolderTable()
         backend = backend_of(setup, models, versions, arenas, settings, memory, holders, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)

@@ -648,7 +648,7 @@ class Checkers:
         self._last_worker = WorkerId(-1)
         self._last_transfer = TransferId(-1)
         self._pipelines: dict[WorkerId, CheckedPipeline] = {}
-        self._kept: dict[int, events.KeptWorker] = {}
+        self._kept: dict[WorkerId, events.KeptWorker] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
         """In this step."""
@@ -1286,8 +1286,9 @@ class Checkers:
 
     def _adopt_replica(self, order: actions.AdoptWorker) -> None:
         """A replica that a node has kept is taken over once, and told to stop in the same step if it is of no use."""
-        self._number(order.worker)
-        kept = self._kept.pop(order.number, None)
+        if order.worker in self._state.replicas:
+            self._fail("a replica is adopted under the number of another one")
+        kept = self._kept.pop(order.worker, None)
         if kept is None or (kept.spec, kept.is_ready) != (order.spec, order.is_ready):
             self._fail("a replica is adopted that was not kept, or is another one")
         self._begin_replica(order)
@@ -1356,7 +1357,7 @@ class Checkers:
         node.node, node.state = event.node, NodeState.READY
         node.said.update(event.weights)
         node.charge(self._now_ns)
-        self._kept = {kept.number: kept for kept in event.kept}
+        self._kept = {kept.worker: kept for kept in event.kept}
         self._is_adopting = bool(self._kept)
 
     def _node_lost(self, event: events.NodeLost) -> None:

@@ -50,7 +50,7 @@ from sloop.sim.truth.failure import FaultRates
 from sloop.sim.world import Clients, World, foretold
 from sloop.streams import stream
 from sloop.systems.replay import replay_log
-from sloop.systems.setup import build
+from sloop.systems.setup import Setup, build
 from sloop.units import ms, s, to_ms
 from sloop.vocabulary import Canary, Device, Node, Outcome
 from sloop.vocabulary import Path as PathWithDeadline
@@ -665,14 +665,14 @@ def play(world: World, sinks: Sequence[Sink] = (), core: CoreInterface | None = 
     for now_ns, record in log:
         if isinstance(record, Decided) and record.kind == "planner":
             _fail(world, f"at {now_ns} ns: {record.why}")
-    check_replay(world, log, "the replay")
+    check_replay(world, world.setup(), log, "the replay")
     _compare_figures(world, log.records)
     return totals
 
 
-def check_replay(world: World, log: MemoryLog, what: str) -> None:
-    """Raise Violation if a fresh core of the world orders something else than the log says; `what` names the replay."""
-    replayed = replay_log(log, world.setup().core())
+def check_replay(world: World, setup: Setup, log: MemoryLog, what: str) -> None:
+    """Raise Violation if the core of a fresh setup orders something else than the log says; `what` names the replay."""
+    replayed = replay_log(log, setup.core())
     found = replayed.difference
     if found is not None:
         when = f"{what} differs at {to_ms(found.at_ns):.6f} ms: a policy answers otherwise to the same arguments"

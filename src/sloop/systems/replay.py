@@ -59,6 +59,7 @@ def header_of(
         date=date,
         machine=machine,
         assumed_starts=dict(assumed_starts or {}),
+        first_worker=setup.first_worker,
     )
 
 
@@ -73,7 +74,7 @@ def rebuild(header: Header) -> Setup:
         what = "the log's header does not describe its applications"
         raise InputError(what, help="record the run again with this sloop")
     deployment = Deployment(header.name, applications, SystemChoice(header.system), header.cluster)
-    return set_up(deployment, must_fit=False)
+    return replace(set_up(deployment, must_fit=False), first_worker=header.first_worker)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class Setup:
 
     deployment: Deployment
     applications: tuple[ApplicationSetup, ...]
+    first_worker: int = 0
+    """The number of the first worker that is started."""
 
     @property
     def application(self) -> Application:
@@ -101,7 +103,7 @@ class Setup:
 
     def core(self) -> Core:
         """The core of this run. Call it once: two cores of one setup would share the state of policies and beliefs."""
-        return Core(self.parts(), self.deployment.cluster, build)
+        return Core(self.parts(), self.deployment.cluster, build, first_worker=self.first_worker)
 
 
 def set_up(declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:

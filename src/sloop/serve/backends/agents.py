@@ -124,6 +124,8 @@ and try to connect twice a second. Replicas that are started before all have con
 agent has not connected by then is lost."""
 STOP_S_MAX: Final = 30.0
 """Seconds within which an agent must have stopped the workers that are not kept."""
+WORKERS_MAX: Final = 10**9
+"""A server numbers its workers from a multiple of this on; it never starts so many."""
 KEPT_MAX: Final = 10_000
 """If an agent reports more kept workers than this, none is adopted."""
 ACQUIRE_S_MAX: Final = 600.0
@@ -183,9 +185,9 @@ class _ConnectedAgent:
         self.hello, self.holder, self.records = hello, holder, records
         self.blocks = FarBlocks(holder, lambda block: records.send(FreeBlock(block)))
         """Its blocks that are in use."""
-        self.keep: tuple[int, ...] = ()
-        """The numbers of workers that it was told to keep."""
-        self.kept: dict[int, KeptWorker] = {}
+        self.keep: tuple[WorkerId, ...] = ()
+        """The workers that it was told to keep."""
+        self.kept: dict[WorkerId, KeptWorker] = {}
         """Those that it has kept, until they are adopted."""
         self.spares = SpareProcesses()
         """Its workers that wait for a model."""
@@ -233,6 +235,8 @@ class Remembered(Struct):
 
     token: str
     """Of the deployment, which agents must know."""
+    first_worker: int = 0
+    """The number of its first worker."""
     nodes: list[str] = []  # msgspec creates a new list for each instance
     """Those that have an agent. While there are any, a server is running, or has died without an end."""
 
@@ -242,7 +246,9 @@ class NodeMemory:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        former = self._read() or Remembered(secrets.token_hex(32))
+        former = self._read() or Remembered(secrets.token_hex(32), -WORKERS_MAX)
+        self.first_worker = former.first_worker + WORKERS_MAX
+        """The number of this server's first worker: no other server of the deployment has given it, or a higher one."""
         self.token = former.token.encode()
         """What agents must know."""
         self.nodes = former.nodes
@@ -268,7 +274,7 @@ class NodeMemory:
         temporary = self._path.with_suffix(".new")
         try:
             temporary.touch(0o600)
-            temporary.write_bytes(msgspec.json.encode(Remembered(self.token.decode(), nodes)))
+            temporary.write_bytes(msgspec.json.encode(Remembered(self.token.decode(), self.first_worker, nodes)))
             temporary.replace(self._path)
         except OSError as error:
             _log.warning("%s cannot be written: %s", self._path, error.strerror)
@@ -597,13 +603,13 @@ class AgentBackend(KnownStages):
             del self._shadows[placed.shadow.worker]
             placed.shadow = None
 
-    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        agent = self._agents.get(spec.node or "")
-        if agent is None or agent.kept.pop(number, None) is None:
-            self._report(WorkerLost(replica, f"node {spec.node} is not connected any more"))
+    def adopt(self, order: AdoptWorker) -> None:
+        agent = self._agents.get(order.spec.node or "")
+        if agent is None or agent.kept.pop(order.worker, None) is None:
+            self._report(WorkerLost(order.worker, f"node {order.spec.node} is not connected any more"))
             return
-        self._replicas[replica] = _PlacedReplica(StartWorker(replica, spec), agent)
-        agent.records.send(WorkerOrder(AdoptWorker(replica, number, spec, is_ready=True)))
+        self._replicas[order.worker] = _PlacedReplica(StartWorker(order.worker, order.spec), agent)
+        agent.records.send(WorkerOrder(order))
 
     def stop(self, worker: WorkerId) -> None:
         placed = self._replicas.get(worker) or self._shadows.get(worker)
@@ -764,8 +770,8 @@ class AgentBackend(KnownStages):
         self._arenas.add_holder(agent.holder, agent.blocks.free)
         own = {0: self._pid} if hello.machine == machine() else {}
         if hello.server != self._name and len(hello.kept) <= KEPT_MAX:
-            known = {self.fingerprint(*key) for key in self._servables} - {b""}
-            agent.keep = tuple(number for number, does in hello.kept.items() if does in known)
+            known, first = {self.fingerprint(*key) for key in self._servables} - {b""}, self._memory.first_worker
+            agent.keep = tuple(worker for worker, does in hello.kept.items() if does in known and worker < first)
         records.send(AgentSetup(agent.holder, own, self._name, agent.keep, self._memory.is_kept))
         self._teach(agent)
         self._holders.add(ArenaHolder(agent.holder, hello.machine, hello.pid, hello.endpoint))
@@ -854,18 +860,23 @@ class AgentBackend(KnownStages):
     def _on_kept(self, agent: _ConnectedAgent, record: WorkersKept) -> None:
         if agent.has_joined:
             raise ProtocolError("the agent says again which workers it has kept")
-        name = agent.hello.name
+        name, taken = agent.hello.name, self._taken_over()
         for each in record.kept:
             spec = each.spec
-            does, cores = agent.hello.kept.get(each.number), max(1, ceil(self._nodes[name].cores))
-            if each.number not in agent.keep or each.number in agent.kept:
-                raise ProtocolError(f"worker {each.number} is kept, which is to be stopped, or twice")
+            does, cores = agent.hello.kept.get(each.worker), max(1, ceil(self._nodes[name].cores))
+            if each.worker not in agent.keep or each.worker in taken:
+                raise ProtocolError(f"worker {each.worker} is kept, which is to be stopped, or twice")
             if does != self.fingerprint(spec.stage, spec.variant) or spec.node != name or not 0 < spec.cores <= cores:
-                raise ProtocolError(f"worker {each.number} of {name} is not what it was: {spec}")
-            agent.kept[each.number] = each
+                raise ProtocolError(f"worker {each.worker} of {name} is not what it was: {spec}")
+            agent.kept[each.worker] = each
+            taken.add(each.worker)
         if agent.timer is not None:
             agent.timer.cancel()
         self._join(agent)
+
+    def _taken_over(self) -> set[WorkerId]:
+        """The workers that are not to be kept once more."""
+        return {*self._replicas, *(worker for agent in self._agents.values() for worker in agent.kept)}
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event

@@ -47,7 +47,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import AdoptWorker, CancelTransfer, Evict, StartWorker, Transfer
 from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
@@ -341,8 +341,8 @@ class LocalBackend(KnownStages):
             made.told = None
             self._give_up(made, str(error))
 
-    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        self._report(WorkerLost(replica, "workers of this machine have ended with the server that started them"))
+    def adopt(self, order: AdoptWorker) -> None:
+        self._report(WorkerLost(order.worker, "workers of this machine have ended with the server that started them"))
 
     def stop(self, worker: WorkerId) -> None:
         found = self._replicas.get(worker)
