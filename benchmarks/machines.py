@@ -418,7 +418,7 @@ async def order_transfers(address: str, url: str) -> None:
 
     def begin(source: str, *receivers: str) -> None:
         nonlocal last
-        backend.transfer(Transfer(TransferId(last), weights, source, receivers))
+        backend.order(Transfer(TransferId(last), weights, source, receivers))
         reports.open |= {(last, name) for name in receivers}
         last += 1
 
@@ -426,7 +426,7 @@ async def order_transfers(address: str, url: str) -> None:
         while kind := (await asyncio.to_thread(sys.stdin.readline)).strip():
             for name in RECEIVERS if kind != "store" else ():
                 await reports.until_there(name)
-                backend.evict(Evict(name, weights))
+                backend.order(Evict(name, weights))
             await asyncio.sleep(0.5)  # the kernel frees the memory of what was deleted
             begun_s = time.monotonic()
             if kind == "store":

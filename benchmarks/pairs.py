@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks.models import resnet18, small, vgg11
 from benchmarks.notebook import arguments, publish, say, table, workspace
-from sloop.actions import StartWorker
+from sloop.actions import StartWorker, StopWorker
 from sloop.events import (
     Event,
     Finished,
@@ -159,7 +159,7 @@ class Bench:
         if not is_first:
             await self.spare()
         start_s = time.perf_counter()
-        self.backend.start(StartWorker(BODY, ReplicaSpec("stage", variant, Slot(1.0), "here")))
+        self.backend.order(StartWorker(BODY, ReplicaSpec("stage", variant, Slot(1.0), "here")))
         await self.until(WorkerReady)
         return (time.perf_counter() - start_s) * 1e3
 
@@ -232,10 +232,10 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
     bench = Bench(model, servable, tuple(known.signature.inputs[0].shape[1:]))
     try:
         await bench.ready_ms("whole", is_first=True)
-        bench.backend.stop(BODY)
+        bench.backend.order(StopWorker(BODY, ""))
         await bench.until(WorkerStopped)
         whole_ready_ms = await bench.ready_ms("whole")
-        bench.backend.stop(BODY)
+        bench.backend.order(StopWorker(BODY, ""))
         await bench.until(WorkerStopped)
         await bench.ready_ms("cut")
         found = []
@@ -244,7 +244,7 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
             await bench.spare()
             wanted, start_s = Worker(1.0, blocks), time.perf_counter()
             shadow = WorkerId(BODY + 1 + number)
-            bench.backend.start(
+            bench.backend.order(
                 StartWorker(shadow, ReplicaSpec("stage", "cut", Slot(1.0), "here", shape=(wanted,)), BODY)
             )
             await bench.until(WorkerReady)
@@ -256,7 +256,7 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
                 pair_ms, own_ms = await bench.batch_ms(batch, seconds), float(shared.costs.alone_ms[batch])
                 predicted_ms = shared.waiting_ms[batch] if rows[batch] else own_ms
                 timed.append(Timed(batch, rows[batch], alone[batch], own_ms, pair_ms, predicted_ms))
-            bench.backend.stop(shadow)
+            bench.backend.order(StopWorker(shadow, ""))
             await bench.until(WorkerStopped)
             size = sum(layers.blocks[place].param_bytes for place in blocks)
             load_ms = loads[str(len(blocks))]

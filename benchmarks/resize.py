@@ -18,7 +18,7 @@ import onnx
 import uvloop
 
 from benchmarks.notebook import arguments, publish, table
-from sloop.actions import StartWorker
+from sloop.actions import ResizeWorker, StartWorker
 from sloop.events import Event, Finished, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
 from sloop.serve.backends.local import LocalBackend
@@ -75,7 +75,7 @@ class BatchLoop:
         """Resize; the milliseconds from the order until it is in effect."""
         self._resized.clear()
         began_ns = time.perf_counter_ns()
-        self._backend.resize(REPLICA, cores)
+        self._backend.order(ResizeWorker(REPLICA, cores))
         await self._resized.wait()
         return (self.resized_ns[-1] - began_ns) / 1e6
 
@@ -118,7 +118,7 @@ async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, objec
         for port, shape in zip(signature.inputs, shapes, strict=True)
     ]
     load = listener.load = BatchLoop(backend, tensors)
-    backend.start(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
+    backend.order(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
     await load.ready()
     pid = backend.pid(REPLICA)
     samples: dict[float, list[float]] = {0.5: [], 1.0: []}

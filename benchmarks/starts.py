@@ -17,7 +17,7 @@ import uvloop
 
 from benchmarks.models import perceptron, small
 from benchmarks.notebook import arguments, publish, table, workspace
-from sloop.actions import StartWorker
+from sloop.actions import StartWorker, StopWorker
 from sloop.events import Event, WorkerReady, WorkerStopped
 from sloop.profile.model import read_signature
 from sloop.serve.backends import local
@@ -64,11 +64,11 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
     """The steps of one start, and then a stop."""
     replica = ReplicaId(number)
     steps.times_ms, steps.began_s = {}, time.perf_counter()
-    backend.start(StartWorker(replica, ReplicaSpec("stage", "model", Slot(1))))
+    backend.order(StartWorker(replica, ReplicaSpec("stage", "model", Slot(1))))
     steps.times_ms[HELD] = (time.perf_counter() - steps.began_s) * 1e3
     await steps.until(WorkerReady)
     found = dict(steps.times_ms)
-    backend.stop(replica)
+    backend.order(StopWorker(replica, ""))
     await steps.until(WorkerStopped)
     return found
 

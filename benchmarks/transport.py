@@ -76,7 +76,7 @@ async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]
     echo = Round(backend, arenas, Run(requests, list(blocks)), count)
     backend.attach(echo)
     before_s = time.process_time()
-    backend.start(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
+    backend.order(StartWorker(REPLICA, ReplicaSpec("s", "v", Slot(1.0))))
     await echo.done.wait()
     cpu_us = (time.process_time() - before_s) / count * 1e6
     await backend.close()

@@ -205,6 +205,19 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     """Key of the application version; empty if the deployment has only one application."""
 
 
+Order = (
+    StartWorker
+    | StopWorker
+    | ResizeWorker
+    | AdoptWorker
+    | Transfer
+    | CancelTransfer
+    | Evict
+    | AcquireNode
+    | ReleaseNode
+)
+"""What nodes are told to do, but for batches. Each is answered once, as it says."""
+
 Action = (
     StartBatch
     | End

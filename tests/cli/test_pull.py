@@ -157,7 +157,6 @@ def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert usual_folder() == tmp_path / ".cache" / "sloop" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
     assert usual_folder() == Path("/var/cache/me/sloop/models")
-    assert models_folder(tmp_path) == tmp_path
 
 
 def test_a_server_fetches_its_models_and_keeps_them(far: Path, store: BadStore) -> None:

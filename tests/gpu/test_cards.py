@@ -53,7 +53,7 @@ def served(network: Path, gpu: Gpu, *, share: float = 1.0, bytes_max: int = 0, m
         backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=gpus.nodes, gpus=gpus)
         backend.attach(ear)
         try:
-            backend.start(StartWorker(A, ReplicaSpec("stage", "m", Slot(1, "local", gpu.kind, share), "here", "card")))
+            backend.order(StartWorker(A, ReplicaSpec("stage", "m", Slot(1, "local", gpu.kind, share), "here", "card")))
             async with asyncio.timeout(100):
                 if isinstance(await ear.hear(WorkerReady, WorkerLost), WorkerReady):
                     backend.run(BatchId(1), A, run_of([[Tensor("FP32", X.shape, X.tobytes())]]))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import Order, StartWorker
 from sloop.app.limits import ServerLimits
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, WorkerReady
@@ -40,7 +40,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId
 from tests.serve.graphs import graph_of
 from tests.serve.rig import edge_within
 
@@ -127,32 +127,17 @@ class Echo:
     def attach(self, listener: BackendListener) -> None:
         self._reporter = listener
 
-    def transfer(self, order: Transfer) -> None: ...
-
-    def cancel_transfer(self, order: CancelTransfer) -> None: ...
-
-    def evict(self, order: Evict) -> None: ...
-
-    def start(self, order: StartWorker) -> None:
-        self._soon(WorkerReady(order.worker))
-
-    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None: ...
+    def order(self, order: Order) -> None:
+        if isinstance(order, StartWorker):
+            self._soon(WorkerReady(order.worker))
 
     def spare_processes(self) -> dict[str, SpareProcesses]:
         return {}
-
-    def stop(self, replica: ReplicaId) -> None: ...
-
-    def resize(self, replica: ReplicaId, cores: float) -> None: ...
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         if self._framed:
             assert pack_head(FrameKind.RUN, batch, 0, len(self._encode(order)))
         asyncio.get_running_loop().call_soon(self._finish, batch, replica, order)
-
-    def acquire(self, node: str) -> None: ...
-
-    def release(self, node: str) -> None: ...
 
     def forget(self, stages: Iterable[str]) -> None: ...
 

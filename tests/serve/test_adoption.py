@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sloop.actions import AdoptWorker, StartWorker, StopWorker
+from sloop.actions import AdoptWorker, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
@@ -28,8 +28,8 @@ from sloop.serve.agent import (
     AgentSetup,
     CloseAgent,
     FreeBlock,
+    NodeOrder,
     RunBatch,
-    WorkerOrder,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages, agents
@@ -39,6 +39,7 @@ from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, HolderTable
 from sloop.serve.protocols import ExaminedFile, Servable
 from sloop.serve.transport import ProtocolError
+from sloop.serve.weights.cache import usual_cache
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, WorkerId
@@ -85,8 +86,8 @@ def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> 
             found.send(WorkersKept((kept(4), kept(5, is_ready=False))))
             await here.ear.hear(NodeReady)
             assert nodes(here)[0].kept == (kept(4), kept(5, is_ready=False))
-            here.backend.adopt(AdoptWorker(WorkerId(4), spec("one"), True))
-            here.backend.adopt(AdoptWorker(WorkerId(5), spec("one"), False))
+            here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
+            here.backend.order(AdoptWorker(WorkerId(5), spec("one"), False))
             assert await found.hear(AdoptWorker, 2) == AdoptWorker(WorkerId(5), spec("one"), False)
             found.send(AgentReport(WorkerReady(WorkerId(5))))
             assert await here.ear.hear(WorkerReady) == WorkerReady(WorkerId(5))
@@ -94,7 +95,7 @@ def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> 
             await found.hear(RunBatch)
             found.send(finished(replica=WorkerId(4)))
             await here.ear.hear(Finished)
-            here.backend.stop(WorkerId(4))
+            here.backend.order(StopWorker(WorkerId(4), ""))
             assert await found.hear(StopWorker) == StopWorker(WorkerId(4), "")
 
     play(scene)
@@ -172,7 +173,7 @@ def test_a_node_whose_workers_do_not_stop_does_not_join(monkeypatch: pytest.Monk
     async def scene() -> None:
         async with fleet() as here:
             slow = await returned(here, 4)
-            here.backend.start(StartWorker(B, spec("one")))
+            here.backend.order(StartWorker(B, spec("one")))
             assert await here.ear.hear(WorkerLost) == WorkerLost(B, "node one is not connected")
             await until(lambda: bool(slow.ends))
             assert not nodes(here)
@@ -186,11 +187,11 @@ def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
             found = await returned(here, 4)
             found.send(WorkersKept((kept(4),)))
             await here.ear.hear(NodeReady)
-            here.backend.adopt(AdoptWorker(WorkerId(5), spec("one"), True))
+            here.backend.order(AdoptWorker(WorkerId(5), spec("one"), True))
             assert (await here.ear.hear(WorkerLost)) == WorkerLost(WorkerId(5), "node one is not connected any more")
             found.records.close()
             await until(lambda: bool(here.lost()))
-            here.backend.adopt(AdoptWorker(WorkerId(4), spec("one"), True))
+            here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
             await here.ear.hear(WorkerLost, count=2)
 
     play(scene)
@@ -343,7 +344,7 @@ async def servers(folder: Path, *, is_followed: bool = True) -> AsyncIterator[tu
         await first.ear.hear(NodeReady)
         yield made, first
     finally:
-        made.fleets[-1].backend.release("one")
+        made.fleets[-1].backend.order(ReleaseNode("one"))
         await asyncio.wait_for(serving, 20)
         await made.fleets[-1].backend.close()
         for each in made.fleets:
@@ -358,7 +359,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def started(here: Fleet, *replicas: ReplicaId) -> None:
     for replica in replicas:
-        here.backend.start(StartWorker(replica, spec("one")))
+        here.backend.order(StartWorker(replica, spec("one")))
     await here.ear.hear(WorkerReady, count=len(replicas))
 
 
@@ -375,21 +376,21 @@ def test_a_worker_serves_one_server_after_the_other_with_its_number(tmp_path: Pa
     async def scene() -> None:
         async with servers(tmp_path) as (made, first):
             await started(first, A, B)
-            first.backend.resize(B, 2.0)
+            first.backend.order(ResizeWorker(B, 2.0))
             await first.ear.hear(WorkerResized)
             second = await made.next()
             await second.ear.hear(NodeReady)
             one, other = offered(second)
             assert (one, other) == (kept(1), kept(2, cores=2))
-            second.backend.adopt(adoption(one))
-            second.backend.adopt(adoption(other))
+            second.backend.order(adoption(one))
+            second.backend.order(adoption(other))
             second.backend.run(BatchId(1), B, Run(1, [SMALL]))
             result = await second.ear.hear(Finished, WorkerLost)
             assert isinstance(result, Finished)
             assert result.replica == B
-            second.backend.start(StartWorker(WorkerId(WORKERS_MAX), spec("one")))
+            second.backend.order(StartWorker(WorkerId(WORKERS_MAX), spec("one")))
             await second.ear.hear(WorkerReady)
-            second.backend.stop(A)
+            second.backend.order(StopWorker(A, ""))
             assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
             third = await made.next()
             await third.ear.hear(NodeReady)
@@ -436,7 +437,7 @@ def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_whe
             second = await made.next()
             await second.ear.hear(NodeReady)
             (only,) = offered(second)
-            second.backend.adopt(adoption(only))
+            second.backend.order(adoption(only))
             if not only.is_ready:  # unless the batch was over before the agent came
                 assert await second.ear.hear(WorkerReady) == WorkerReady(A)
             second.backend.run(BatchId(1), A, Run(1, [SMALL]))
@@ -465,9 +466,9 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
         await second.ear.hear(NodeReady)
         (only,) = offered(second)
         assert not only.is_ready
-        second.backend.adopt(adoption(only))
+        second.backend.order(adoption(only))
         assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
-        second.backend.release("one")
+        second.backend.order(ReleaseNode("one"))
         await asyncio.wait_for(serving, 20)
         await second.backend.close()
 
@@ -542,13 +543,13 @@ def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pyt
         assert agent._workers is not None
         arenas = agent._workers._arenas
         (only,) = offered(second)
-        second.backend.adopt(adoption(only))
+        second.backend.order(adoption(only))
         result = await answered(second, 1, A)
         assert result.holder != before.holder
         await until(lambda: sum(each.blocks for each in arenas._held.values()) == 1)
         second.arenas.free(result)
         await until(lambda: not any(each.blocks for each in arenas._held.values()))
-        second.backend.release("one")
+        second.backend.order(ReleaseNode("one"))
         await asyncio.wait_for(serving, 20)
         await second.backend.close()
         for each in made.fleets:
@@ -600,13 +601,11 @@ def test_a_worker_is_known_by_the_digest_of_its_model() -> None:
 
 def test_a_block_is_freed_once() -> None:
     async def scene() -> None:
-        session = module.AgentSession(
-            AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), module.usual_cache
-        )
+        session = module.AgentSession(AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
         with pytest.raises(ProtocolError, match="is free already"):
             session.on_record(FreeBlock(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):
-            session.on_record(WorkerOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
+            session.on_record(NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
         await session.close()
 
     play(scene)

@@ -17,12 +17,13 @@ import pytest
 import uvloop
 
 from sloop import __version__
-from sloop.actions import AdoptWorker, ResizeWorker, StartWorker, StopWorker
+from sloop.actions import AcquireNode, AdoptWorker, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.events import (
     BatchFailed,
     Finished,
     NodeLost,
     NodeReady,
+    Transferred,
     WorkerCompleted,
     WorkerLost,
     WorkerProgressed,
@@ -45,12 +46,11 @@ from sloop.serve.agent import (
     FreeBlock,
     FromAgent,
     LearnStages,
+    NodeOrder,
     PartUnreached,
     RunBatch,
     SparesReport,
     ToAgent,
-    WeightsReport,
-    WorkerOrder,
     WorkersKept,
 )
 from sloop.serve.backends import agents, local
@@ -70,6 +70,7 @@ from sloop.serve.network import (
 )
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProtocolError, RecordLink, pack_head
+from sloop.serve.weights.cache import usual_cache
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
@@ -104,9 +105,9 @@ class FakeAgent:
         link.keep_alive()
 
     def _on_record(self, record: ToAgent) -> None:
-        self.came.append(record.order if isinstance(record, WorkerOrder) else record)
-        if isinstance(record, WorkerOrder) and isinstance(record.order, StartWorker):
-            self.peers.append(record.peers)
+        self.came.append(record.order if isinstance(record, NodeOrder) else record)
+        if isinstance(record, NodeOrder) and isinstance(record.order, StartWorker):
+            self.peers.append(next(iter(record.peers.values()), []))
 
     @property
     def holder(self) -> int:
@@ -153,7 +154,7 @@ class Fleet:
         """An agent with a replica that runs a batch of two visits."""
         made = await self.join(name)
         await made.hear(AgentSetup)
-        self.backend.start(StartWorker(replica, spec(name)))
+        self.backend.order(StartWorker(replica, spec(name)))
         await made.hear(StartWorker)
         made.send(AgentReport(WorkerReady(replica)))
         self.backend.run(batch, replica, Run(2, [b"x", b"y"]))
@@ -223,7 +224,7 @@ def test_agents_that_are_told_to_fetch_a_model_form_a_chain() -> None:
                 await agent.hear(AgentSetup)
 
             async def peers(agent: FakeAgent, number: int, of: ReplicaSpec, count: int) -> list[Endpoint]:
-                here.backend.start(StartWorker(ReplicaId(number), of))
+                here.backend.order(StartWorker(ReplicaId(number), of))
                 await agent.hear(StartWorker, count)
                 return agent.peers[count - 1]
 
@@ -331,7 +332,7 @@ def test_a_node_whose_agent_was_there_before_it_was_wanted_is_ready_at_once() ->
     async def scene() -> None:
         async with fleet() as here:
             await (await here.join()).hear(AgentSetup)
-            here.backend.acquire("one")
+            here.backend.order(AcquireNode("one"))
             await here.ear.hear(NodeReady, count=2)
 
     play(scene)
@@ -375,7 +376,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "cores of others": lambda own, _: [AgentReport(WorkerResized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
-    "weights that nobody has ordered": lambda own, _: [WeightsReport(TransferId(0))],
+    "weights that nobody has ordered": lambda own, _: [AgentReport(Transferred(TransferId(0), "one"))],
     "passed on by no part": lambda own, _: [BatchPassed(BATCH, A, PassedBatch(2, [0, 1], [1, 1], [[0, 1]], [b"x"]))],
     "no part to reach": lambda own, _: [PartUnreached(BATCH, A, "no route")],
     "completed though no part": lambda own, _: [AgentReport(WorkerCompleted(A))],
@@ -408,7 +409,7 @@ def test_reports_that_cross_an_order_are_no_lies() -> None:
             assert isinstance(lost, WorkerLost)
             assert len(lost.error) <= agents.TEXT_CHARS_MAX
             found.send(AgentReport(WorkerStopped(A)), AgentReport(WorkerReady(A)), AgentReport(WorkerReady(B)))
-            here.backend.start(StartWorker(B, spec("one")))
+            here.backend.order(StartWorker(B, spec("one")))
             await found.hear(StartWorker, 2)
             found.send(AgentReport(WorkerReady(B)))
             await here.ear.hear(WorkerReady, count=2)
@@ -496,7 +497,7 @@ def test_an_agent_that_reads_nothing_loses_its_node(monkeypatch: pytest.MonkeyPa
             payload = msgspec.msgpack.encode([hello()])
             await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, len(payload)) + payload)
             await here.ear.hear(NodeReady)
-            here.backend.start(StartWorker(A, spec("one")))
+            here.backend.order(StartWorker(A, spec("one")))
             for number in range(200):
                 here.backend.run(BatchId(number), A, Run(1, [bytes(1 << 20)]))
                 await asyncio.sleep(0)
@@ -539,7 +540,7 @@ def test_blocks_travel_to_an_agent_and_back(
             serving = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN, tls=other).serve())
             for time in (1, 2):
                 await here.ear.hear(NodeReady, count=time)
-                here.backend.start(StartWorker(ReplicaId(time), spec("one")))
+                here.backend.order(StartWorker(ReplicaId(time), spec("one")))
                 await here.ear.hear(WorkerReady, count=time)
                 content = os.urandom(size)
                 given = write_block([Tensor("UINT8", (1, size), content)], arena)
@@ -564,7 +565,7 @@ def test_blocks_travel_to_an_agent_and_back(
                 here.backend._on_end(here.backend._agents["one"], "a test broke it")
                 await here.ear.hear(WorkerLost, count=time)
             await here.ear.hear(NodeReady, count=3)
-            here.backend.release("one")
+            here.backend.order(ReleaseNode("one"))
             await asyncio.wait_for(serving, 10)
 
     gc.collect()
@@ -638,9 +639,9 @@ def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
     async def scene() -> None:
         sent: list[FromAgent] = []
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), module.usual_cache)
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), usual_cache)
         session.on_record(Endpoints({9: (HOST, 1)}))
-        session.on_record(WorkerOrder(StopWorker(A, "")))
+        session.on_record(NodeOrder(StopWorker(A, "")))
         session.on_record(RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
         await asyncio.sleep(0.05)
         assert sent == [AgentReport(WorkerStopped(A))], "no batch of it can be lost any more"
@@ -650,25 +651,25 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
 
 
 def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.LocalBackend, "start", lambda self, order: self._report(WorkerReady(order.worker)))
+    monkeypatch.setattr(local.LocalBackend, "_start", lambda self, order: self._report(WorkerReady(order.worker)))
 
     async def scene() -> None:
         sent: list[FromAgent] = []
         blocks = BlockClient(TOKEN)
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, blocks, (HOST, 1), module.usual_cache)
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, blocks, (HOST, 1), usual_cache)
         teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
         session.on_record(teach)
-        session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
+        session.on_record(NodeOrder(StartWorker(A, spec("one"))))
         session.detach()
         session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
         assert [each.worker for each in kept] == [A]
         session.on_event(WorkerLost(A, "it died"))
         with pytest.raises(ProtocolError, match="is started, which is there"):
-            session.on_record(WorkerOrder(StartWorker(A, spec("one"))))
-        session.on_record(WorkerOrder(AdoptWorker(A, spec("one"), is_ready=True)))
+            session.on_record(NodeOrder(StartWorker(A, spec("one"))))
+        session.on_record(NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
         assert sent[-1] == AgentReport(WorkerLost(A, "it died"))
-        session.on_record(WorkerOrder(ResizeWorker(A, 2)))
+        session.on_record(NodeOrder(ResizeWorker(A, 2)))
         assert not session._workers
         await session.close()
 

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
+from sloop.actions import ResizeWorker
 from sloop.errors import InputError
 from sloop.profile.examine import examine
 from sloop.profile.model import open_model, read_signature
@@ -634,7 +635,7 @@ def resized(running: Running, cores: float) -> None:
 
     async def order() -> None:
         (replica,) = backend._replicas
-        backend.resize(replica, cores)
+        backend.order(ResizeWorker(replica, cores))
 
     running.thread.call(order())
     time.sleep(0.5)  # the session is opened in the background

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from msgspec import structs
@@ -16,6 +16,7 @@ from sloop.actions import (
     Decided,
     End,
     Evict,
+    Order,
     ReleaseNode,
     RequestPlan,
     ResizeWorker,
@@ -115,7 +116,7 @@ class Notes:
     """A backend that writes down its orders; a start reports progress at once, from within the call."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[object, ...]] = []
+        self.orders: list[Any] = []
         self.runs: list[Run] = []
         self.listener: BackendListener | None = None
         self.on_difference: OnDifference = lambda replica, stage, variant, why: None
@@ -126,31 +127,14 @@ class Notes:
     def attach(self, listener: BackendListener) -> None:
         self.listener = listener
 
-    def transfer(self, order: Transfer) -> None:
-        self.orders.append(("transfer", order))
-
-    def cancel_transfer(self, order: CancelTransfer) -> None:
-        self.orders.append(("cancel", order))
-
-    def evict(self, order: Evict) -> None:
-        self.orders.append(("evict", order))
-
-    def start(self, order: StartWorker) -> None:
-        self.orders.append(("start", order))
-        assert self.listener is not None
-        self.listener.on_event(WorkerProgressed(order.worker, "spawning"))
-
-    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
-        self.orders.append(("adopt", replica, number))
+    def order(self, order: Order) -> None:
+        self.orders.append(order)
+        if isinstance(order, StartWorker):
+            assert self.listener is not None
+            self.listener.on_event(WorkerProgressed(order.worker, "spawning"))
 
     def spare_processes(self) -> dict[str, SpareProcesses]:
         return {}
-
-    def stop(self, replica: ReplicaId) -> None:
-        self.orders.append(("stop", replica))
-
-    def resize(self, replica: ReplicaId, cores: float) -> None:
-        self.orders.append(("resize", replica, cores))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         self.orders.append(("run", batch, replica, order.blocks))
@@ -168,12 +152,6 @@ class Notes:
         *,
         threads_prepared: int,
     ) -> None: ...
-
-    def acquire(self, node: str) -> None:
-        self.orders.append(("acquire", node))
-
-    def release(self, node: str) -> None:
-        self.orders.append(("release", node))
 
     def forget(self, stages: Iterable[str]) -> None:
         self.orders.append(("forget", tuple(stages)))
@@ -322,7 +300,7 @@ def test_events_from_within_an_order_wait_their_turn() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         driver.start()
         await turn()
-        assert [order[0] for order in backend.orders] == ["start", "resize", "stop"]
+        assert [type(order) for order in backend.orders] == [StartWorker, ResizeWorker, StopWorker]
         assert core.events == [WOKE, WorkerProgressed(R, "spawning")]
 
     play(scene, answer)
@@ -518,35 +496,42 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
 class Buggy(Notes):
     """A backend that raises on these orders, and says nothing of itself."""
 
-    def __init__(self, *orders: str) -> None:
+    def __init__(self, *orders: type) -> None:
         super().__init__()
-        for name in orders:
-            setattr(self, name, self._fail)
+        self._fails = orders
 
-    def _fail(self, *order: object) -> None:
-        raise KeyError("of the backend")
+    def order(self, order: Order) -> None:
+        if isinstance(order, self._fails):
+            raise KeyError("of the backend")
+        super().order(order)
+
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        if StartBatch in self._fails:
+            raise KeyError("of the backend")
+
+
+STOPS: Final = (StartBatch(BatchId(1), R, "a", (RequestId(1),)), StartWorker(R, SPEC), ResizeWorker(R, 1.0))
 
 
 @pytest.mark.parametrize(
     ("orders", "action", "reports", "stops"),
     [
-        (("run",), StartBatch(BatchId(1), R, "a", (RequestId(1),)), [WorkerLost], [("stop", R)]),
-        (("start",), StartWorker(R, SPEC), [WorkerLost], [("stop", R)]),
-        (("resize", "stop"), ResizeWorker(R, 1.0), [WorkerLost], []),
-        (("stop",), StopWorker(R, "why"), [WorkerLost], []),
-        (("start",), StartWorker(WorkerId(3), PAIR, R), [WorkerLost], [("stop", WorkerId(3))]),
-        (("transfer",), Transfer(TransferId(1), ModelWeights("m", 1), "", ("n", "o")), [TransferFailed] * 2, []),
-        (("acquire",), AcquireNode("n"), [NodeLost], []),
-        (("release",), ReleaseNode("n"), [NodeReleased], []),
-        (("evict",), Evict("n", ModelWeights("m", 1)), [], []),
+        *(((type(each),), each, [WorkerLost], [R]) for each in STOPS),
+        ((ResizeWorker, StopWorker), ResizeWorker(R, 1.0), [WorkerLost], []),
+        ((StopWorker,), StopWorker(R, "why"), [WorkerLost], []),
+        ((StartWorker,), StartWorker(WorkerId(3), PAIR, R), [WorkerLost], [WorkerId(3)]),
+        ((Transfer,), Transfer(TransferId(1), ModelWeights("m", 1), "", ("n", "o")), [TransferFailed] * 2, []),
+        ((AcquireNode,), AcquireNode("n"), [NodeLost], []),
+        ((ReleaseNode,), ReleaseNode("n"), [NodeReleased], []),
+        ((Evict,), Evict("n", ModelWeights("m", 1)), [], []),
     ],
 )
 def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
     caplog: pytest.LogCaptureFixture,
-    orders: Sequence[str],
+    orders: Sequence[type],
     action: Action,
     reports: Sequence[type],
-    stops: Sequence[tuple[object, ...]],
+    stops: Sequence[WorkerId],
 ) -> None:
     backend = Buggy(*orders)
 
@@ -558,7 +543,9 @@ def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
         await turn()
         assert [type(event) for event in core.events if not isinstance(event, Request)] == [*reports] * 5
         assert driver.crash is None
-        assert [order for order in backend.orders if str(order[0]).startswith("stop")] == [*stops] * 5
+        stopped = [order for order in backend.orders if isinstance(order, StopWorker)]
+        assert [order.worker for order in stopped] == [*stops] * 5
+        assert all(order.why.startswith("the backend failed on an order") for order in stopped)
 
     play(scene, lambda event: [action] if isinstance(event, Request) else [], backend=backend)
     told = [record for record in caplog.records if "the backend failed on the order" in record.getMessage()]
@@ -1053,7 +1040,7 @@ def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgot
             ("", ms(90)),
         ]
         assert [each.why for each in edge.ended] == ["application 'shop' has ended"] * 3
-        assert [order for order in backend.orders if order[0] == "forget"] == [
+        assert [order for order in backend.orders if isinstance(order, tuple) and order[0] == "forget"] == [
             ("forget", ("shop/only",)),
             ("forget", ("shop@2/only",)),
         ]
@@ -1080,7 +1067,7 @@ def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
         driver.start()
         await turn()
         assert planner.notes == [("request", 3)]
-        assert backend.orders == [("acquire", "n"), ("release", "n")]
+        assert backend.orders == [AcquireNode("n"), ReleaseNode("n")]
         await driver.close()
         assert planner.notes[-1] == backend.orders[-1] == ("close",)
 
@@ -1099,7 +1086,7 @@ def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         driver.start()
         await turn()
-        assert backend.orders == [("evict", evicted), ("transfer", sent), ("start", start), ("cancel", given_up)]
+        assert backend.orders == [evicted, sent, start, given_up]
 
     play(scene, answer)
 

@@ -19,7 +19,7 @@ import uvloop
 from msgspec import structs
 from onnx import numpy_helper
 
-from sloop.actions import Evict, StartWorker, Transfer
+from sloop.actions import Evict, StartWorker, StopWorker, Transfer
 from sloop.events import (
     BatchFailed,
     BatchLost,
@@ -44,8 +44,8 @@ from sloop.serve.agent import (
     FromAgent,
     RunBatch,
 )
-from sloop.serve.backends import agents
-from sloop.serve.backends.agents import AgentBackend, sources_of
+from sloop.serve.backends import agents, sources_of
+from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.messages import CutBlock, PassedBatch, Run
@@ -166,7 +166,7 @@ class Rig:
     def send(self, layers: LayerSet | None, *nodes: str, completes: Sequence[ReplicaId] = ()) -> TransferId:
         self._last += 1
         weights = WHOLE if layers is None else structs.replace(WHOLE, layers=layers, size_bytes=1)
-        self.backend.transfer(Transfer(TransferId(self._last), weights, STORE, nodes, True, tuple(completes)))
+        self.backend.order(Transfer(TransferId(self._last), weights, STORE, nodes, True, tuple(completes)))
         return TransferId(self._last)
 
     def start(self, bounds: tuple[int, ...], members: dict[ReplicaId, str], pipeline: int = 0) -> None:
@@ -174,7 +174,7 @@ class Rig:
         for place, (replica, node) in enumerate(members.items()):
             spec = ReplicaSpec("stage", "skips", Slot(0.5), node, shape=parts_at(bounds))
             transfer = self.send(spec.shape[place].span, node)
-            self.backend.start(StartWorker(replica, spec, transfer=transfer, pipeline=WorkerId(pipeline), place=place))
+            self.backend.order(StartWorker(replica, spec, transfer=transfer, pipeline=WorkerId(pipeline), place=place))
 
     async def started(self, bounds: tuple[int, ...], members: dict[ReplicaId, str]) -> None:
         await self.join(*dict.fromkeys(members.values()))
@@ -318,7 +318,7 @@ def test_a_life_of_a_pipeline_on_several_nodes(
             assert next(e for e in rig.said(Finished) if e.batch == batch).replica == member
         await rig.check_nothing_left()
         for member in members:
-            rig.backend.stop(member)
+            rig.backend.order(StopWorker(member, ""))
         await rig.ear.hear(WorkerStopped, count=len(members))
         assert rig.lost == []
 
@@ -343,7 +343,7 @@ def test_parts_complete_from_each_other_and_then_start_whole_replicas(
         assert len(set(asked)) == 4
         asked.clear()
         await rig.completed(A, B)
-        rig.backend.start(StartWorker(C, ReplicaSpec("stage", "skips", Slot(0.5), TWO)))
+        rig.backend.order(StartWorker(C, ReplicaSpec("stage", "skips", Slot(0.5), TWO)))
         await rig.ear.hear(WorkerReady, count=3)
         assert asked == [], "all came from the other part, or were there"
         rig.run(1, C, 16)
@@ -411,7 +411,7 @@ def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name
         rig.send(None, ONE)
         await rig.ear.hear(Transferred, count=count + 1)
         assert fetched(rig, ONE) == olds | news
-        rig.backend.evict(Evict(TWO, WHOLE))
+        rig.backend.order(Evict(TWO, WHOLE))
         rig.run(1, B, 16)
         await rig.finished(1)
         check(model, 1, 16, await rig.ear.answer(rig, 1))
@@ -432,7 +432,7 @@ def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], No
         await rig.die(ONE)
         await rig.join(ONE)
         assert rig.said(NodeReady)[-1].weights == (WHOLE,)
-        rig.backend.evict(Evict(ONE, WHOLE))
+        rig.backend.order(Evict(ONE, WHOLE))
         await until(lambda: rig.blocks(ONE) == [])
 
     play(scene)
@@ -663,8 +663,8 @@ def test_stopping_before_all_parts_are_there_stops_all(play: Callable[[Scene], N
     async def scene(rig: Rig) -> None:
         await rig.join(ONE, TWO)
         rig.start((0, 2, 4), {A: ONE, B: TWO})
-        rig.backend.stop(A)
-        rig.backend.stop(B)
+        rig.backend.order(StopWorker(A, ""))
+        rig.backend.order(StopWorker(B, ""))
         await rig.ear.hear(WorkerStopped, count=2)
         assert rig.lost == []
 
@@ -679,7 +679,7 @@ def test_parts_that_are_not_the_whole_model_are_refused(play: Callable[[Scene], 
         gone = await rig.ear.hear(WorkerLost)
         assert isinstance(gone, WorkerLost)
         assert "must have all 4 blocks" in gone.error
-        rig.backend.start(
+        rig.backend.order(
             StartWorker(
                 B, ReplicaSpec("stage", "skips", Slot(0.5), TWO, shape=parts_at((0, 2, 4))), pipeline=WorkerId(7)
             )
@@ -718,7 +718,7 @@ SHADOW, SECOND, THIRD = (WorkerId(number) for number in (107, 108, 109))
 async def paired(rig: Rig) -> None:
     """A body on the first node, with a shadow."""
     await rig.join(ONE)
-    rig.backend.start(StartWorker(A, ReplicaSpec("stage", "skips", Slot(0.5), ONE)))
+    rig.backend.order(StartWorker(A, ReplicaSpec("stage", "skips", Slot(0.5), ONE)))
     await rig.ear.hear(WorkerReady)
     start_shadow(rig)
     assert await rig.ear.hear(WorkerReady, count=2) == WorkerReady(SHADOW)
@@ -726,7 +726,7 @@ async def paired(rig: Rig) -> None:
 
 def start_shadow(rig: Rig, worker: WorkerId = SHADOW) -> None:
     spec = ReplicaSpec("stage", "skips", Slot(0.5), ONE, shape=(PAIR,))
-    rig.backend.start(StartWorker(worker, spec, A))
+    rig.backend.order(StartWorker(worker, spec, A))
 
 
 def shadow_pid(rig: Rig, worker: WorkerId = SHADOW) -> int:
@@ -745,16 +745,16 @@ def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model
         start_shadow(rig, SECOND)
         refused = WorkerLost(SECOND, "the one before has not ended")
         assert await rig.ear.hear(WorkerLost) == refused
-        rig.backend.stop(SECOND)
+        rig.backend.order(StopWorker(SECOND, ""))
         assert await rig.ear.hear(WorkerStopped) == WorkerStopped(SECOND)
         pid = shadow_pid(rig)
-        rig.backend.stop(SHADOW)
+        rig.backend.order(StopWorker(SHADOW, ""))
         assert await rig.ear.hear(WorkerStopped, count=2) == WorkerStopped(SHADOW)
         assert not is_running(pid)
         start_shadow(rig, THIRD)
         await rig.ear.hear(WorkerReady, count=3)
         pid = shadow_pid(rig, THIRD)
-        rig.backend.stop(A)
+        rig.backend.order(StopWorker(A, ""))
         assert await rig.ear.hear(WorkerStopped, count=3) == WorkerStopped(A)
         assert not is_running(pid)
         assert rig.lost == [refused]
@@ -829,7 +829,7 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callabl
             for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
                 await fake.hear(AgentSetup)
                 spec = ReplicaSpec("stage", "cut", Slot(1), node, shape=parts_at((0, 1, 2)))
-                here.backend.start(StartWorker(replica, spec, pipeline=A, place=place))
+                here.backend.order(StartWorker(replica, spec, pipeline=A, place=place))
                 await fake.hear(StartWorker)
                 fake.send(AgentReport(WorkerReady(replica)))
             await here.ear.hear(WorkerReady, count=2)

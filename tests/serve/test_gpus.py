@@ -22,7 +22,7 @@ import pytest
 import uvloop
 from msgspec import structs
 
-from sloop.actions import StartWorker
+from sloop.actions import ResizeWorker, StartWorker
 from sloop.app.application import Deployment
 from sloop.app.load import load_application
 from sloop.cuda import CudaDevice, Gpu, MpsDaemon, present_gpus
@@ -340,7 +340,7 @@ def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, st
     nvidia.install_mps()
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec(0.25)))
+        backend.order(StartWorker(A, spec(0.25)))
         await ear.hear(WorkerReady, WorkerLost)
         backend.run(BatchId(1), A, batch())
         await ear.hear(Finished)
@@ -348,7 +348,7 @@ def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, st
         x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
         [expected] = open_model(Path(on_t4.model), 1).run({"x": x})
         np.testing.assert_allclose(np.frombuffer(y.data, np.float32).reshape(y.shape), expected, rtol=1e-6)
-        backend.resize(A, 2)
+        backend.order(ResizeWorker(A, 2))
         backend.run(BatchId(2), A, batch())
         await ear.hear(Finished, count=2)
 
@@ -388,8 +388,8 @@ def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tm
     file.write_text(SEES)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
-        backend.start(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
+        backend.order(StartWorker(A, spec()))
+        backend.order(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         await ear.hear(WorkerReady, WorkerLost, count=2)
         for number, replica in enumerate((A, B), 1):
             backend.run(BatchId(number), replica, batch())
@@ -406,7 +406,7 @@ def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: Fa
     nvidia.happens("full")
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "the GPU has too little memory left for it, of which it may have 3072 MiB: CUDA failure 2" in lost.error
@@ -419,7 +419,7 @@ def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: Fa
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on_t4: Servable, is_gone: bool) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         nvidia.happens("failed")
         if is_gone:
@@ -433,7 +433,7 @@ def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on
         assert not [event for event in ear.events if isinstance(event, BatchFailed)], "its requests are tried again"
         if is_gone:
             assert isinstance(ear.events[-2], NodeReady)
-            backend.start(StartWorker(B, spec()))
+            backend.order(StartWorker(B, spec()))
             again = await ear.hear(WorkerLost, count=2)
             assert again == WorkerLost(B, "here has no GPU 'T4', or has lost it")
 
@@ -451,10 +451,10 @@ def test_a_replica_on_a_gpu_takes_no_spare_worker(
         backend.on_spares = waits.set
         await asyncio.wait_for(waits.wait(), 20)
         [spare] = backend.spares()
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         assert backend.pid(A) not in (None, spare)
-        backend.start(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
+        backend.order(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         assert backend.pid(B) == spare
 
     play(scene, on_t4, spares_max=1)

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import StartWorker
+from sloop.actions import AcquireNode, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.errors import MachineError
 from sloop.events import (
     BatchFailed,
@@ -133,7 +133,7 @@ def play(
 
 def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("mlp")))
+        backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
         backend.run(BatchId(5), A, run_of([[Tensor("FP32", x.shape, x.tobytes())] for x in xs]))
@@ -143,7 +143,7 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
             assert (y.datatype, y.shape) == ("FP32", (len(x), 3))
             got = np.frombuffer(y.data, np.float32).reshape(y.shape)
             np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5)
-        backend.stop(A)
+        backend.order(StopWorker(A, ""))
         await ear.hear(WorkerStopped)
         assert [event.step if isinstance(event, WorkerProgressed) else type(event) for event in ear.events] == [
             *("spawning", "loading", "warming"),
@@ -159,14 +159,14 @@ def test_nodes_and_grants_follow_the_machine() -> None:
     actuator = Affinity(sorted(os.sched_getaffinity(0)))
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec(cores=2)))
+        backend.order(StartWorker(A, spec(cores=2)))
         await ear.hear(WorkerReady)
         backend.refit([smaller], 0.5)
         assert actuator.capacity_cores == 0.5
         assert not [event for event in ear.events if isinstance(event, NodeReady)]
-        backend.acquire("here")
+        backend.order(AcquireNode("here"))
         assert ear.events[-1] == NodeReady(smaller)
-        backend.resize(A, 1)
+        backend.order(ResizeWorker(A, 1))
         assert await ear.hear(WorkerResized) == WorkerResized(A, 0.5)
 
     play(scene, actuator=actuator)
@@ -174,8 +174,8 @@ def test_nodes_and_grants_follow_the_machine() -> None:
 
 def test_a_local_node_is_always_there() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.acquire("here")
-        backend.release("here")
+        backend.order(AcquireNode("here"))
+        backend.order(ReleaseNode("here"))
         assert ear.events == [NodeReady(HERE), NodeReleased("here")]
 
     play(scene)
@@ -186,14 +186,14 @@ def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
         backend.learn(
             {("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, {"other": alone("other", BYTES)}, threads_prepared=1
         )
-        backend.start(StartWorker(A, ReplicaSpec("other", "echo", Slot(1), "here")))
+        backend.order(StartWorker(A, ReplicaSpec("other", "echo", Slot(1), "here")))
         await ear.hear(WorkerReady)
         backend.forget(["other"])
         backend.run(BatchId(1), A, rows(b"still"))  # what runs goes on
         await ear.hear(Finished)
         with pytest.raises(KeyError):
-            backend.start(StartWorker(ReplicaId(2), ReplicaSpec("other", "echo", Slot(1), "here")))
-        backend.start(StartWorker(ReplicaId(3), spec()))
+            backend.order(StartWorker(ReplicaId(2), ReplicaSpec("other", "echo", Slot(1), "here")))
+        backend.order(StartWorker(ReplicaId(3), spec()))
         await ear.hear(WorkerReady, count=2)
 
     play(scene)
@@ -201,7 +201,7 @@ def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
 
 def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("one")))
+        backend.order(StartWorker(A, spec("one")))
         await ear.hear(WorkerReady)
         row = Tensor("FP32", (1, 4), bytes(16))
         backend.run(BatchId(1), A, run_of([[row], [row], [row]]))
@@ -213,7 +213,7 @@ def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(
 
 def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (2 << 20) for n in range(4)] + [b"small", b"tiny!"]
         for batch in range(1, 4):
@@ -226,7 +226,7 @@ def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
 
 def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (1 << 20) for n in range(3)]
         for batch in range(1, 20):
@@ -255,7 +255,7 @@ def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive
 
 def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("slow")))
+        backend.order(StartWorker(A, spec("slow")))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None
@@ -263,8 +263,8 @@ def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
         os.kill(pid, signal.SIGKILL)
         assert await ear.hear(WorkerLost) == WorkerLost(A, "its process was killed by SIGKILL")
         backend.run(BatchId(2), A, rows(b"x"))
-        backend.resize(A, 2)
-        backend.stop(A)
+        backend.order(ResizeWorker(A, 2))
+        backend.order(StopWorker(A, ""))
         assert not ear.outputs
         assert ear.events[-1] == WorkerStopped(A)
         assert backend.pid(A) is None
@@ -279,7 +279,7 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
         raise KeyError(7)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("quick")))
+        backend.order(StartWorker(A, spec("quick")))
         await ear.hear(WorkerReady)
         monkeypatch.setattr(backend, "_on_done", fail)
         backend.run(BatchId(1), A, rows(b"x"))
@@ -292,7 +292,7 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
 
 def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None
@@ -306,7 +306,7 @@ def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
 
 def test_a_failing_model_fails_batches_and_lives_on() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("bad")))
+        backend.order(StartWorker(A, spec("bad")))
         await ear.hear(WorkerReady)
         for batch in (1, 2):
             backend.run(BatchId(batch), A, rows(b"x"))
@@ -331,7 +331,7 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
 )
 def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("m", device=device)))
+        backend.order(StartWorker(A, spec("m", device=device)))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert says in lost.error
@@ -341,7 +341,7 @@ def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | Non
 
 def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("m")))
+        backend.order(StartWorker(A, spec("m")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, rows(b"x"))
         failed = await ear.hear(BatchFailed)
@@ -353,14 +353,14 @@ def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> No
 
 def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("slow")))
-        backend.stop(A)
+        backend.order(StartWorker(A, spec("slow")))
+        backend.order(StopWorker(A, ""))
         await ear.hear(WorkerStopped)
         other = ReplicaId(2)
-        backend.start(StartWorker(other, spec("slow")))
+        backend.order(StartWorker(other, spec("slow")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), other, rows(b"x"))
-        backend.stop(other)
+        backend.order(StopWorker(other, ""))
         await ear.hear(WorkerStopped, count=2)
         assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
@@ -371,11 +371,11 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
     actuator = detect().actuator
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec(cores=0.25)))
+        backend.order(StartWorker(A, spec(cores=0.25)))
         pid = backend.pid(A)
         assert pid is not None
         assert actuator.read(pid) == 1
-        backend.resize(A, 0.5)
+        backend.order(ResizeWorker(A, 0.5))
         assert ear.events[-1] == WorkerResized(A, 0.5)
         assert actuator.read(pid) == 1
         await ear.hear(WorkerReady)
@@ -386,12 +386,12 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
 
 def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec(cores=64)))
+        backend.order(StartWorker(A, spec(cores=64)))
         await ear.hear(WorkerReady)
         assert ear.events[-2] == WorkerResized(A, 1)
-        backend.resize(A, 0.5)
+        backend.order(ResizeWorker(A, 0.5))
         assert await ear.hear(WorkerResized, count=2) == WorkerResized(A, 0.5)
-        backend.resize(A, 8)
+        backend.order(ResizeWorker(A, 8))
         assert await ear.hear(WorkerResized, count=3) == WorkerResized(A, 1)
 
     play(scene, actuator=Affinity(sorted(os.sched_getaffinity(0))[:1]))
@@ -399,7 +399,7 @@ def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
 
 SERVER = """
 import asyncio, sys, time
-from sloop.actions import StartWorker
+from sloop.actions import AcquireNode, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.serve import processes
@@ -420,7 +420,7 @@ async def main():
     wirings = {"stage": StageWiring("stage", Assembly((), ()))}
     backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, wirings, actuator)
     backend.attach(Ear())
-    backend.start(StartWorker(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1))))
+    backend.order(StartWorker(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1))))
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -454,14 +454,14 @@ def test_lives_leave_no_descriptors_behind() -> None:
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         for n in range(1, 7):
-            backend.start(StartWorker(ReplicaId(n), spec()))
+            backend.order(StartWorker(ReplicaId(n), spec()))
             await ear.hear(WorkerReady, count=n)
             pid = backend.pid(ReplicaId(n))
             assert pid is not None
             if n % 2:
                 os.kill(pid, signal.SIGKILL)
             else:
-                backend.stop(ReplicaId(n))
+                backend.order(StopWorker(ReplicaId(n), ""))
             await ear.hear(WorkerLost, WorkerStopped, count=n)
         assert len(os.listdir("/proc/self/fd")) == before
 
@@ -474,7 +474,7 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         chance = np.random.default_rng(11)
-        backend.start(StartWorker(A, spec("mlp")))
+        backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         pid, batch = backend.pid(A), 0
         row = Tensor("FP32", (1, 4), np.ones(4, np.float32).tobytes())
@@ -482,7 +482,7 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
             if len(ear.outputs) == batch:
                 batch += 1
                 backend.run(BatchId(batch), A, run_of([[row]] * int(chance.integers(1, 9))))
-            backend.resize(A, float(chance.choice([0.25, 0.5, 1, 1.5, 2])))
+            backend.order(ResizeWorker(A, float(chance.choice([0.25, 0.5, 1, 1.5, 2]))))
             if done % 4 == 0:  # sometimes the next resize meets one that is under way
                 await ear.hear(WorkerResized, count=done + 1)
         await ear.hear(WorkerResized, count=resizes)
@@ -525,10 +525,10 @@ async def gone(*pids: int) -> None:
 def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         assert backend.spares() == []
-        backend.start(StartWorker(A, spec("mlp")))
+        backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         [ahead] = await spares(backend, 1)
-        backend.start(StartWorker(B, spec("mlp", cores=2)))
+        backend.order(StartWorker(B, spec("mlp", cores=2)))
         assert backend.pid(B) == ahead != backend.pid(A)
         await ear.hear(WorkerReady, count=2)
         steps = [event.step for event in ear.events if isinstance(event, WorkerProgressed) and event.worker == B]
@@ -546,7 +546,7 @@ def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
 def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         for number in range(1, 4):
-            backend.start(StartWorker(ReplicaId(number), spec("echo")))
+            backend.order(StartWorker(ReplicaId(number), spec("echo")))
         assert backend.spares() == []
         await ear.hear(WorkerReady, count=3)
         assert len(await spares(backend, 2)) == 2, "no more than allowed"
@@ -557,14 +557,14 @@ def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGKILL)
         await spares(backend, 1, without=[pid])
         await gone(pid)
         assert not any(isinstance(event, WorkerLost | WorkerStopped) for event in ear.events)
-        backend.start(StartWorker(B, spec("echo")))
+        backend.order(StartWorker(B, spec("echo")))
         await ear.hear(WorkerReady, count=2)
 
     play(scene, spares_max=1)
@@ -573,12 +573,12 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # before the event loop learns of it
-        backend.start(StartWorker(B, spec("echo")))
+        backend.order(StartWorker(B, spec("echo")))
         assert backend.pid(B) != pid
         await ear.hear(WorkerReady, count=2)
         assert not any(isinstance(event, WorkerLost) for event in ear.events)
@@ -589,10 +589,10 @@ def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         ahead = await spares(backend, 1)
-        backend.start(StartWorker(B, spec("echo", device="gpu0")))
+        backend.order(StartWorker(B, spec("echo", device="gpu0")))
         await ear.hear(WorkerLost)
         assert backend.spares() == ahead
 
@@ -606,7 +606,7 @@ def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "most_together", lambda *_: wanted[0])
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         first, *others = await spares(backend, 3)
         wanted[0] = 1
@@ -628,7 +628,7 @@ def test_a_worker_waits_before_anything_has_started() -> None:
         assert 2**20 < found.memory_bytes < 2**30
         assert set(map(os.sched_getscheduler, threads_of(pid))) == {os.SCHED_OTHER}, "it has its priority again"
         assert os.sched_getaffinity(pid) == os.sched_getaffinity(0), "and all CPUs"
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         assert (backend.pid(A), told) == (pid, [1, 0])
         await ear.hear(WorkerReady)
 
@@ -665,7 +665,7 @@ def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "SPARES_AFTER_S", 0.01)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         await asyncio.sleep(0.1)
         assert backend.spare_processes() == {"local": SpareProcesses()}
@@ -683,9 +683,9 @@ def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         assert backend.pid(A) == pid
-        backend.resize(A, 2)
+        backend.order(ResizeWorker(A, 2))
         os.kill(pid, number)
         await ear.hear(WorkerReady)
         assert backend.pid(A) != pid
@@ -703,8 +703,8 @@ def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
-        backend.start(StartWorker(A, spec("echo")))
-        backend.stop(A)
+        backend.order(StartWorker(A, spec("echo")))
+        backend.order(StopWorker(A, ""))
         await ear.hear(WorkerStopped)
         await gone(pid)
 
@@ -752,7 +752,7 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         await asyncio.wait_for(refused.wait(), 20)
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
 
     play(scene, spares_max=1)
@@ -773,7 +773,7 @@ def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         assert actuator.tries == 2
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         assert backend.pid(A) == pid
         await ear.hear(WorkerReady)
 
@@ -816,7 +816,7 @@ def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(ProcessLink, "send", noted)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec("echo")))
+        backend.order(StartWorker(A, spec("echo")))
         assert order == ["confined", "SETUP"]
 
     play(scene, actuator=Noted([0]))
@@ -841,13 +841,13 @@ def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_res
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))
         for replica in (A, B):
-            backend.start(StartWorker(replica, own))
+            backend.order(StartWorker(replica, own))
         await ear.hear(WorkerReady, count=2)
         pids = [pid for replica in (A, B) if (pid := backend.pid(replica)) is not None]
         assert [actuator.read(pid) for pid in pids] == [cores, cores]
         if isinstance(actuator, Cgroups):
             assert len({group_of(pid) for pid in pids}) == 1, "one quota for both"
-        backend.resize(A, 0.5)
+        backend.order(ResizeWorker(A, 0.5))
         assert ear.events[-1] == WorkerResized(A, 0.5)
         assert actuator.read(pids[0]) == cores
         backend.run(BatchId(1), A, rows(b"x"))
@@ -865,7 +865,7 @@ class WithoutPools(Affinity):
 
 def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False))))
+        backend.order(StartWorker(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False))))
         await ear.hear(WorkerLost)
         assert ear.events[-1] == WorkerLost(A, "no such group")
         assert not [event for event in ear.events if isinstance(event, WorkerReady)]

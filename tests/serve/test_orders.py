@@ -100,13 +100,13 @@ class RealRig:
         backend.attach(self._ear)
 
     def start(self, cores: float) -> None:
-        self._backend.start(StartWorker(A, ReplicaSpec("stage", "echo", Slot(cores), "one")))
+        self._backend.order(StartWorker(A, ReplicaSpec("stage", "echo", Slot(cores), "one")))
 
     def resize(self, cores: float) -> None:
-        self._backend.resize(A, cores)
+        self._backend.order(ResizeWorker(A, cores))
 
     def stop(self) -> None:
-        self._backend.stop(A)
+        self._backend.order(StopWorker(A, ""))
 
     async def reach(self, moment: str) -> None:
         if moment == "ordered":

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import Decided, StartBatch, StartWorker
+from sloop.actions import Decided, StartBatch, StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.cli import main
 from sloop.errors import InputError, MachineError
@@ -385,7 +385,7 @@ def spec(variant: str = "skips") -> ReplicaSpec:
 
 def start(backend: LocalBackend, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
     for place, replica in enumerate(replicas):
-        backend.start(
+        backend.order(
             StartWorker(replica, structs.replace(spec(variant), shape=parts_at(bounds)), pipeline=A, place=place)
         )
 
@@ -446,7 +446,7 @@ def test_a_life_of_a_pipeline(
             assert next(e for e in ear.events if isinstance(e, Finished) and e.batch == batch).replica == member
         check_no_blocks(backend, *members)
         for member in members:
-            backend.stop(member)
+            backend.order(StopWorker(member, ""))
         await ear.hear(WorkerStopped, count=len(members))
         assert lost(ear) == []
 
@@ -631,8 +631,8 @@ def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: P
 def test_stopping_before_all_parts_are_there_stops_all(model: Path, tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
-        backend.stop(A)
-        backend.stop(B)
+        backend.order(StopWorker(A, ""))
+        backend.order(StopWorker(B, ""))
         await ear.hear(WorkerStopped, count=2)
         assert lost(ear) == []
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 
-from sloop.actions import StartWorker
+from sloop.actions import ResizeWorker, StartWorker
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady, WorkerResized
 from sloop.profile.examine import examine
@@ -155,7 +155,7 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
     path = crops(tmp_path)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([said(b"to be or"), said(b""), said(b"not")]))
         await ear.hear(Finished)
@@ -169,7 +169,7 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
         assert isinstance(failed, BatchFailed)
         assert failed.error == "the model raised RuntimeError"
         assert failed.detail.startswith("RuntimeError: no such word (crops.py:")
-        backend.resize(A, 2)
+        backend.order(ResizeWorker(A, 2))
         await ear.hear(WorkerResized)
         for batch in range(3, 50):  # until the object for two threads is made
             backend.run(BatchId(batch), A, run_of([said(b"x")]))
@@ -187,7 +187,7 @@ def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> N
     crops(tmp_path, CROPS.replace("self.threads = threads", "raise MemoryError('too large')"))
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "crops.py:10: its class 'Model' cannot be made: MemoryError: too large" in lost.error
@@ -330,11 +330,11 @@ def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.
     row = [Tensor("FP32", (1, 1), bytes(4))]
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         for number, cores in enumerate((1, 2, 1), 1):
             if number > 1:
-                backend.resize(A, cores)
+                backend.order(ResizeWorker(A, cores))
                 await ear.hear(WorkerResized, count=number - 1)
             backend.run(BatchId(number), A, run_of([row]))
             await ear.hear(Finished, count=number)

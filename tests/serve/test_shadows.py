@@ -21,7 +21,7 @@ import uvloop
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import StartWorker
+from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.events import (
@@ -334,11 +334,11 @@ def pid_of(backend: LocalBackend, worker: WorkerId = SHADOW) -> int:
 
 def start_shadow(backend: LocalBackend, worker: WorkerId, shadow: Worker = PAIR, body: ReplicaId = A) -> None:
     variant = "skips" if body == A else "whole"
-    backend.start(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shape=(shadow,)), body))
+    backend.order(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shape=(shadow,)), body))
 
 
 async def paired(backend: LocalBackend, ear: Ear) -> None:
-    backend.start(StartWorker(A, spec()))
+    backend.order(StartWorker(A, spec()))
     await ear.hear(WorkerReady)
     start_shadow(backend, SHADOW)
     assert await ear.hear(WorkerReady, count=2) == WorkerReady(SHADOW)
@@ -354,7 +354,7 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
             await ear.hear(Finished, count=batch + 1)
             check(ear, batch, model, rows)
         pid = pid_of(backend)
-        backend.stop(SHADOW)
+        backend.order(StopWorker(SHADOW, ""))
         assert await ear.hear(WorkerStopped) == WorkerStopped(SHADOW)
         assert str(pid) not in os.listdir("/proc")
         backend.run(BatchId(9), A, run_of(batch_of(4)))
@@ -363,7 +363,7 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
         start_shadow(backend, OTHER, Worker(1.0, (0, 1, 2)))
         assert await ear.hear(WorkerReady, count=3) == WorkerReady(OTHER)
         pid = pid_of(backend, OTHER)
-        backend.stop(A)
+        backend.order(StopWorker(A, ""))
         assert await ear.hear(WorkerStopped, count=2) == WorkerStopped(A)
         assert str(pid) not in os.listdir("/proc")
         assert not [event for event in ear.events if isinstance(event, WorkerLost)]
@@ -404,7 +404,7 @@ def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path,
 @pytest.mark.live
 def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         done, is_over = 0, False
 
@@ -423,9 +423,9 @@ def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp
             await ear.hear(WorkerReady, count=number + 2)
             await ear.hear(Finished, count=done + 8)
             if number == 1:
-                backend.resize(A, 0.5)
+                backend.order(ResizeWorker(A, 0.5))
                 await ear.hear(WorkerResized)
-            backend.stop(shadow)
+            backend.order(StopWorker(shadow, ""))
             await ear.hear(WorkerStopped, count=number + 1)
         is_over = True
         await loading
@@ -447,14 +447,14 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
         await ear.hear(WorkerLost)
         assert str(shadow) not in os.listdir("/proc")
         start_shadow(backend, OTHER)  # too late: its replica's end is its own
-        backend.start(StartWorker(B, ReplicaSpec("stage", "whole", Slot(1.0), "here")))
+        backend.order(StartWorker(B, ReplicaSpec("stage", "whole", Slot(1.0), "here")))
         await ear.hear(WorkerReady, count=3)
         assert [event.worker for event in ear.events if isinstance(event, WorkerLost)] == [A]
         start_shadow(backend, WorkerId(9), body=B)
         assert await ear.hear(WorkerLost, count=2) == WorkerLost(
             WorkerId(9), "the model of 'whole' of 'stage' is not cut into blocks"
         )
-        backend.stop(WorkerId(9))
+        backend.order(StopWorker(WorkerId(9), ""))
         assert await ear.hear(WorkerStopped) == WorkerStopped(WorkerId(9))
 
     play(scene, {"skips": whole, "whole": structs.replace(whole, cut=None)})
@@ -463,7 +463,7 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
 @pytest.mark.live
 def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, spec()))
+        backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         shutil.rmtree(tmp_path)
         start_shadow(backend, SHADOW)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from sloop.actions import CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import CancelTransfer, Evict, StartWorker, StopWorker, Transfer
 from sloop.events import (
     Event,
     NodeLost,
@@ -68,7 +68,7 @@ def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert Path(servable.model).read_bytes() == CONTENT
         self._report(WorkerReady(order.worker))
 
-    monkeypatch.setattr(LocalBackend, "start", start)
+    monkeypatch.setattr(LocalBackend, "_start", start)
     monkeypatch.setattr(module, "machine", lambda: "another machine")
     monkeypatch.setattr(module, "RETRY_S", 0.05)
 
@@ -115,11 +115,11 @@ class Rig:
 
     def send(self, source: str, *receivers: str, is_kept: bool = True) -> TransferId:
         self._last += 1
-        self.backend.transfer(Transfer(TransferId(self._last), WEIGHTS, source, receivers, is_kept))
+        self.backend.order(Transfer(TransferId(self._last), WEIGHTS, source, receivers, is_kept))
         return TransferId(self._last)
 
     def start(self, number: int, node: str, transfer: TransferId | None = None) -> None:
-        self.backend.start(
+        self.backend.order(
             StartWorker(ReplicaId(number), ReplicaSpec("stage", "echo", Slot(0.1), node), transfer=transfer)
         )
 
@@ -308,7 +308,7 @@ def test_a_node_says_what_it_has_and_forgets_what_is_evicted(store: BadStore, tm
         assert [event.weights for event in rig.said(NodeReady)] == [(), ()]
         rig.send(STORE, ONE, TWO)
         await rig.over(ONE, TWO)
-        rig.backend.evict(Evict(TWO, WEIGHTS))
+        rig.backend.order(Evict(TWO, WEIGHTS))
         await until(lambda: not rig.files(TWO))
 
     async def again(rig: Rig) -> None:
@@ -329,12 +329,12 @@ def test_what_a_worker_uses_is_evicted_when_it_has_gone(store: BadStore, tmp_pat
         await rig.join(ONE)
         rig.start(1, ONE, rig.send(STORE, ONE))
         await until(lambda: bool(rig.said(WorkerReady)))
-        rig.backend.evict(Evict(ONE, WEIGHTS))
+        rig.backend.order(Evict(ONE, WEIGHTS))
         rig.send(ONE, ONE)  # is answered after it
         await rig.over(ONE, transfer=1)
         assert rig.is_whole(ONE)
-        rig.backend.evict(Evict(ONE, WEIGHTS))
-        rig.backend.stop(ReplicaId(1))
+        rig.backend.order(Evict(ONE, WEIGHTS))
+        rig.backend.order(StopWorker(ReplicaId(1), ""))
         await until(lambda: bool(rig.said(WorkerStopped)))
         await until(lambda: not rig.files(ONE))
 
@@ -352,7 +352,7 @@ def test_what_is_not_kept_comes_for_each_start_and_goes_with_it(store: BadStore,
         await until(lambda: len(rig.said(WorkerReady)) == 3)
         assert [len(rig.files(name)) for name in (ONE, TWO)] == [2, 1]
         for number in range(3):
-            rig.backend.stop(ReplicaId(number))
+            rig.backend.order(StopWorker(ReplicaId(number), ""))
         await until(lambda: not rig.files(ONE) + rig.files(TWO))
 
     play(tmp_path, with_checksum(store.url), scene)
@@ -380,13 +380,13 @@ def test_what_nobody_needs_any_more_is_deleted_and_the_chain_goes_on(store: BadS
         rig.start(1, ONE, transfer)
         rig.start(3, THREE, transfer)
         await until(lambda: sum(file.stat().st_size for file in rig.files(THREE)) > HALF - 2 * peers.CHUNK_BYTES)
-        rig.backend.cancel_transfer(CancelTransfer(transfer, TWO))
+        rig.backend.order(CancelTransfer(transfer, TWO))
         await until(lambda: not rig.files(TWO))
         hold.set()
         await until(lambda: len(rig.said(WorkerReady)) == 2)
         assert {event.node for event in rig.said(Transferred)} == {ONE, THREE}
         assert not rig.said(TransferFailed, WorkerLost)
-        rig.backend.cancel_transfer(CancelTransfer(transfer, ONE))  # it has come already
+        rig.backend.order(CancelTransfer(transfer, ONE))  # it has come already
 
     play(tmp_path, with_checksum(store.url), scene)
     assert store.sent_bytes["/model.bin"] == len(CONTENT)
@@ -465,7 +465,7 @@ def test_orders_for_nodes_that_have_gone_and_models_of_no_store(store: BadStore,
         rig.send(STORE, TWO, ONE)
         await rig.over(ONE)
         unknown = ModelWeights("a file of the server", 1)
-        rig.backend.transfer(Transfer(TransferId(5), unknown, STORE, (ONE,)))
+        rig.backend.order(Transfer(TransferId(5), unknown, STORE, (ONE,)))
         (failed,) = rig.said(TransferFailed)
         assert failed == TransferFailed(TransferId(5), ONE, "a file of the server comes from no store")
         rig.start(1, ONE, TransferId(5))

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import StartWorker, StopWorker
+from sloop.actions import Evict, StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
-from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, WorkerOrder
+from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, NodeOrder
 from sloop.serve.control.servables import servables_of
 from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.network import BlockClient
@@ -51,7 +51,7 @@ from sloop.serve.weights.folder import (
 )
 from sloop.serve.weights.sources import FolderStore, ModelSource, Patience, StoredFile, StoreError, Watch
 from sloop.tensor import Port, Signature
-from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import ModelWeights, ReplicaId, ReplicaSpec, Slot
 from tests.serve.bad_store import BadStore, Served
 from tests.serve.rig import wirings_of
 
@@ -1032,6 +1032,9 @@ def test_least_recently_used_models_go_first(budget: int, steps: list[tuple[str,
 # Agents
 
 
+WEIGHTS = ModelWeights("m", 7)
+
+
 class HeardSession(AgentSession):
     """An agent on another machine than the deciding process, and what it reports."""
 
@@ -1048,7 +1051,7 @@ class HeardSession(AgentSession):
         return self.made[-1]
 
     def start(self, number: int, variant: str) -> None:
-        self.on_record(WorkerOrder(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1)))))
+        self.on_record(NodeOrder(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1)))))
 
     def events(self, kind: type) -> list[Any]:
         return [each.event for each in self.said if isinstance(each.event, kind)]
@@ -1068,7 +1071,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         session = HeardSession(folder, servables)
         for number, variant in enumerate(("away", "away", "missing", "away")):
             session.start(number, variant)
-        session.on_record(WorkerOrder(StopWorker(ReplicaId(3), "")))
+        session.on_record(NodeOrder(StopWorker(ReplicaId(3), "")))
         assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
         await until(lambda: len(session.events(WorkerReady)) == 2)
         steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
@@ -1083,7 +1086,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         with pytest.raises(MachineError, match="are in use"):
             cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
         for number in range(2):
-            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 3)
         cache.models.reserve(part, TransferState(), 10**9, "a model")
         assert not cache.models.models(), "nobody used it any more"
@@ -1112,18 +1115,18 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
     content = b"a model"
     store.files["/m.bin"] = Served(content)
     url = f"{store.url}/m.bin#sha256={hashlib.sha256(content).hexdigest()}"
-    servables = {("stage", "away"): Servable("/not/here", Signature((), ()), source=url)}
+    servables = {("stage", "away"): Servable("/not/here", Signature((), ()), source=url, weights=(WEIGHTS,))}
 
     async def main() -> None:
         session = HeardSession(folder, servables)
         model = (await (await session._shared_cache()).fetch(ModelSource.of(url))).parent.parent
 
         def answers() -> None:
-            session.on_record(WorkerOrder(StopWorker(ReplicaId(99), "")))
+            session.on_record(NodeOrder(StopWorker(ReplicaId(99), "")))
             assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(99)))
 
         with held(folder):
-            session.on_record(EvictWeights(url))
+            session.on_record(NodeOrder(Evict("one", WEIGHTS)))
             await asyncio.sleep(0.2)
             answers()
             assert model.exists()
@@ -1131,10 +1134,10 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
             await asyncio.sleep(0.2)
         await until(lambda: len(store.asked("/m.bin")) == 2)
         await until(lambda: len(session.events(WorkerLost)) == 1)  # it is no model that a worker could load
-        session.on_record(EvictWeights(url))
+        session.on_record(NodeOrder(Evict("one", WEIGHTS)))
         await until(lambda: not model.exists())
         path = await session.made[0].fetch(ModelSource.of(url), pin=True)
-        session.on_record(EvictWeights(url))
+        session.on_record(NodeOrder(Evict("one", WEIGHTS)))
         await asyncio.sleep(0.2)
         with held(folder):
             session.made[0].release(path)  # as a worker that ends does
@@ -1172,7 +1175,7 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
             session.start(number, "v")
         await until(lambda: len(session.events(WorkerReady)) == 2)
         for number in range(2):
-            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 2)
         await session.close()
 
@@ -1211,7 +1214,7 @@ def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path
         collect(folder / IN_CACHE)
         assert entry.exists()
         for number in range(3):
-            session.on_record(WorkerOrder(StopWorker(ReplicaId(number), "")))
+            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 3)
         collect(folder / IN_CACHE)
         assert not entry.exists()

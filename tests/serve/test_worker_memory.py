@@ -150,7 +150,7 @@ def asked(mib: int) -> list[Tensor]:
 @on_linux
 def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(3000)]))
         failed = await ear.hear(BatchFailed)
@@ -167,7 +167,7 @@ def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
 @on_linux
 def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(-350)]))
         await ear.hear(Finished)
@@ -184,7 +184,7 @@ def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: 
 @on_linux
 def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "GiB when it is loaded, and may take 0.000977" in lost.error
@@ -216,7 +216,7 @@ def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path)
     path.write_text(EXPANDS, encoding="utf-8")
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, SPEC))
+        backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
         assert pid is not None

@@ -45,13 +45,15 @@ import uvloop
 from msgspec import Struct, structs
 
 from sloop import __version__
-from sloop.actions import AdoptWorker, ResizeWorker, StartWorker, StopWorker
+from sloop.actions import AdoptWorker, CancelTransfer, Evict, ResizeWorker, StartWorker, StopWorker, Transfer
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import (
     BatchSilent,
     Event,
     Finished,
     KeptWorker,
+    TransferFailed,
+    Transferred,
     WorkerCompleted,
     WorkerLost,
     WorkerProgressed,
@@ -61,7 +63,7 @@ from sloop.events import (
 )
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
-from sloop.serve.backends import KnownStages
+from sloop.serve.backends import KnownStages, sources_of
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.copies import IN_CACHE, ModelCopy, collect, take
@@ -111,8 +113,10 @@ MODELS_MAX: Final = 1_000
 """How many models of its cache an agent names when it joins."""
 
 T = TypeVar("T")
-Reported = BatchSilent | WorkerProgressed | WorkerReady | WorkerCompleted | WorkerLost | WorkerStopped | WorkerResized
-"""The events about a replica that an agent reports."""
+WorkerReport = (
+    BatchSilent | WorkerProgressed | WorkerReady | WorkerCompleted | WorkerLost | WorkerStopped | WorkerResized
+)
+"""The events about a worker that an agent reports."""
 _log: Final = logging.getLogger("sloop.agent")
 
 
@@ -140,9 +144,9 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class AgentReport(Struct, frozen=True, array_like=True, tag=2):
-    """An event about a replica."""
+    """An event, as it is."""
 
-    event: Reported
+    event: WorkerReport | Transferred | TransferFailed
 
 
 class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
@@ -201,14 +205,6 @@ class SparesReport(Struct, frozen=True, array_like=True, tag=8):
     spares: SpareProcesses
 
 
-class WeightsReport(Struct, frozen=True, array_like=True, tag=6):
-    """An ordered transfer is over for this agent."""
-
-    transfer: TransferId
-    error: str = ""
-    """Why the weights have not come; empty if they have."""
-
-
 FromAgent = (
     AgentHello
     | AgentReport
@@ -218,7 +214,6 @@ FromAgent = (
     | BatchPassed
     | PartUnreached
     | WorkersKept
-    | WeightsReport
     | SparesReport
 )
 
@@ -255,13 +250,15 @@ class ForgetStages(Struct, frozen=True, array_like=True, tag=3):
     stages: list[str]
 
 
-class WorkerOrder(Struct, frozen=True, array_like=True, tag=4):
-    """An order of the core about a worker, as it is."""
+class NodeOrder(Struct, frozen=True, array_like=True, tag=4):
+    """An order of the core, as it is."""
 
-    order: StartWorker | StopWorker | ResizeWorker | AdoptWorker
-    peers: list[Endpoint] = []  # msgspec creates a new list for each instance
-    """For a start: agents that have its model or are fetching it, in the order in which to ask them; none of them waits
-    for this agent."""
+    order: StartWorker | StopWorker | ResizeWorker | AdoptWorker | Transfer | CancelTransfer | Evict
+    peers: dict[str, list[Endpoint]] = {}  # msgspec creates a new dict for each instance
+    """For a start or a transfer: by source (a model's `Servable.source`, or `CutBlock.source` of blocks), the agents
+    that have it or are fetching it, in the order in which to ask them. None of them waits for this agent. If one fails,
+    the next one continues at the same byte; last comes the store or, for blocks, the deciding process. A transfer
+    brings these sources."""
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
@@ -284,11 +281,9 @@ class PassBatch(Struct, frozen=True, array_like=True, tag=15, gc=False):
 
 
 class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
-    """Load the other layers of a part of a model, while it serves."""
+    """Load the other layers of a part of a model, which are there, while it serves."""
 
     replica: ReplicaId
-    transfer: TransferId | None = None
-    """The ordered transfer that brings them; None if they are there."""
 
 
 class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
@@ -303,32 +298,6 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     by_holder: dict[int, Endpoint]
 
 
-class ReceiveWeights(Struct, frozen=True, array_like=True, tag=12):
-    """Bring a model, or blocks of one, to this machine. The agent answers with a `WeightsReport`."""
-
-    transfer: TransferId
-    sources: dict[str, list[Endpoint]]
-    """By source (a model's `Servable.source`, or `CutBlock.source` of blocks), the agents to fetch it from, the nearest
-    first. If one fails, the next one continues at the same byte; last comes the store or, for blocks, the deciding
-    process."""
-    are_blocks: bool = False
-    is_kept: bool = True
-    """Whether the files are kept for all replicas. If not, they are deleted with the replicas that wait for this
-    transfer."""
-
-
-class GiveUpWeights(Struct, frozen=True, array_like=True, tag=14):
-    """Cancel a transfer: delete the bytes that have arrived, and send no report."""
-
-    transfer: TransferId
-
-
-class EvictWeights(Struct, frozen=True, array_like=True, tag=13):
-    """Delete the files of a model when no worker uses them."""
-
-    source: str
-
-
 class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
     """Stop all workers and end."""
 
@@ -340,15 +309,12 @@ ToAgent = (
     AgentSetup
     | LearnStages
     | ForgetStages
-    | WorkerOrder
+    | NodeOrder
     | RunBatch
     | PassBatch
     | CompleteWorker
     | FreeBlock
     | Endpoints
-    | ReceiveWeights
-    | GiveUpWeights
-    | EvictWeights
     | CloseAgent
 )
 
@@ -381,7 +347,7 @@ class _Worker:
         """With the cores in effect."""
         self.is_ours = True
         """Whether the present deciding process has started or adopted it."""
-        self.reports: list[Reported] = []
+        self.reports: list[WorkerReport] = []
         """Its events between the offer to a deciding process and the adoption by it."""
         self.is_ready = self.is_stopping = False
         self.part = order.part
@@ -427,10 +393,10 @@ class _Worker:
 class _Reception:
     """Weights that the deciding process has ordered to this machine."""
 
-    def __init__(self, order: ReceiveWeights, ended: "asyncio.Future[str]") -> None:
+    def __init__(self, order: Transfer, ended: "asyncio.Future[str]") -> None:
         self.order = order
-        self.sources: list[tuple[ModelSource, list[Endpoint]]] = []
-        """What to fetch, and from which agents."""
+        self.sources: list[ModelSource] = []
+        """What to fetch."""
         self.ended = ended
         """Ends with the reason why they were not received; empty if they were."""
         self.cache: WeightsCache | None = None
@@ -444,7 +410,7 @@ class AgentSession:
     """The workers of an agent, from its first `AgentSetup` on (`BackendListener` of its backend). It serves one
     connection after another: `detach` ends the use of one, `resume` begins the use of the next.
 
-    `joined` is where the deciding process is.
+    `joined` is where the deciding process is, `name` the node's.
     """
 
     def __init__(
@@ -454,8 +420,11 @@ class AgentSession:
         blocks: BlockClient,
         joined: Endpoint,
         make_cache: Callable[[], WeightsCache],
+        *,
         spares_max: int = 0,
+        name: str = "",
     ) -> None:
+        self._name = name
         self._send, self._blocks, self._joined = send, blocks, joined
         self._make_cache = make_cache
         self._cache: WeightsCache | None = None
@@ -499,15 +468,19 @@ class AgentSession:
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
             ForgetStages: lambda record: self._backend.forget(record.stages),
-            WorkerOrder: self._obey,
+            NodeOrder: self._obey,
             RunBatch: self._run,
             PassBatch: self._run,
-            CompleteWorker: self._complete,
+            CompleteWorker: lambda record: self._complete(record.replica, None),
             FreeBlock: self._free,
             Endpoints: self._set_endpoints,
-            ReceiveWeights: self._receive,
-            GiveUpWeights: self._give_up_weights,
-            EvictWeights: self._evict,
+        }
+        self._orders: dict[type, Callable[[Any], None]] = {
+            StopWorker: self._stop,
+            ResizeWorker: self._resize,
+            AdoptWorker: self._adopt,
+            CancelTransfer: self._give_up_weights,
+            Evict: self._evict,
         }
 
     def _connect(self, setup: AgentSetup) -> None:
@@ -634,18 +607,16 @@ class AgentSession:
         worker = self._workers.get(number)
         return worker if worker is not None and worker.is_ours else None
 
-    def _obey(self, record: WorkerOrder) -> None:
+    def _obey(self, record: NodeOrder) -> None:
         order = record.order
         if isinstance(order, StartWorker):
             self._start(order, record.peers)
-        elif isinstance(order, StopWorker):
-            self._stop(order)
-        elif isinstance(order, ResizeWorker):
-            self._resize(order)
+        elif isinstance(order, Transfer):
+            self._receive(order, record.peers)
         else:
-            self._adopt(order)
+            self._orders[type(order)](order)
 
-    def _start(self, order: StartWorker, peers: Sequence[Endpoint]) -> None:
+    def _start(self, order: StartWorker, peers: Mapping[str, Sequence[Endpoint]]) -> None:
         number, spec = order.worker, order.spec
         body = self._ours(order.replica) if order.replica is not None else None
         if order.replica is not None and body is None:
@@ -667,7 +638,7 @@ class AgentSession:
         elif servable is not None and servable.cut is None and _is_missing(servable.model):
             self.on_event(WorkerLost(number, _not_here(servable.model)))
         else:
-            self._backend.start(worker.start())
+            self._backend.order(worker.start())
 
     def _used_reception(self, worker: _Worker, transfer: TransferId | None) -> _Reception | None:
         """A transfer whose weights a worker uses from now on; None if there is no such transfer."""
@@ -682,7 +653,7 @@ class AgentSession:
         worker: _Worker,
         servable: Servable,
         order: StartWorker,
-        peers: Sequence[Endpoint],
+        peers: Mapping[str, Sequence[Endpoint]],
         reception: _Reception | None,
     ) -> None:
         """Fetch the model of a worker, or its part of the model, then start the worker."""
@@ -696,7 +667,7 @@ class AgentSession:
                 own = structs.replace(servable, cut=_placed(servable.cut, files))
             else:
                 source = ModelSource.of(servable.source)
-                model = await cache.fetch(source, pin=True, nearer=self._nearer(source, peers))
+                model = await cache.fetch(source, pin=True, nearer=self._nearer(source, peers.get(servable.source, ())))
                 worker.models.append((cache, model))
                 own = structs.replace(servable, model=str(await self._prepared(model, servable.changes, model.parent)))
         except Exception as error:
@@ -706,7 +677,7 @@ class AgentSession:
         worker.bringing, worker.servable = None, own
         spec = worker.spec  # as it is now: it may have been resized meanwhile
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
-        self._backend.start(worker.start())
+        self._backend.order(worker.start())
 
     async def _copy_and_start(self, worker: _Worker, servable: Servable) -> None:
         """Copy a model from the path that all machines share, then start the worker. The copy must have the content
@@ -721,7 +692,7 @@ class AgentSession:
             return
         worker.bringing, worker.servable = None, structs.replace(servable, model=model)
         self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
-        self._backend.start(worker.start())
+        self._backend.order(worker.start())
 
     async def _taken(self, original: Path, expected: str) -> ModelCopy:
         """A private copy of a model, in the cache. Copies of which no worker is left are deleted."""
@@ -750,23 +721,30 @@ class AgentSession:
         return reception.cache
 
     async def _bring_blocks(
-        self, worker: _Worker, cache: WeightsCache, cut: CutModel, places: Iterable[int], peers: Sequence[Endpoint] = ()
+        self,
+        worker: _Worker,
+        cache: WeightsCache,
+        cut: CutModel,
+        places: Iterable[int],
+        peers: Mapping[str, Sequence[Endpoint]],
     ) -> dict[int, str]:
         """Fetch these blocks; returns their files by position. The files stay until the worker has ended."""
 
         async def bring(place: int) -> tuple[int, str]:
-            source = ModelSource.of(cut.blocks[place].source)
-            file = await cache.fetch(source, pin=True, nearer=self._nearer(source, peers, is_block=True))
+            text = cut.blocks[place].source
+            source = ModelSource.of(text)
+            nearer = self._nearer(source, peers.get(text, ()), is_block=True)
+            file = await cache.fetch(source, pin=True, nearer=nearer)
             worker.models.append((cache, file))
             return place, str(file)
 
         return dict(await _all(map(bring, places)))
 
-    def _complete(self, record: CompleteWorker) -> None:
-        worker = self._ours(record.replica)
+    def _complete(self, replica: ReplicaId, transfer: TransferId | None) -> None:
+        worker = self._ours(replica)
         if worker is not None and worker.part is not None and worker.completing is None:
-            reception = self._used_reception(worker, record.transfer)
-            worker.completing = self._do(self._bring_others(worker, worker.part, record.transfer, reception))
+            reception = self._used_reception(worker, transfer)
+            worker.completing = self._do(self._bring_others(worker, worker.part, transfer, reception))
 
     async def _bring_others(
         self, worker: _Worker, part: Worker, transfer: TransferId | None, reception: _Reception | None
@@ -777,7 +755,7 @@ class AgentSession:
             if transfer is not None or not self._is_beside:
                 cache = await self._cache_with(transfer, reception)
                 others = part.span.others.positions(len(cut.blocks))
-                files = await self._bring_blocks(worker, cache, cut, others)
+                files = await self._bring_blocks(worker, cache, cut, others, {})
         except Exception as error:
             self._backend.give_up(worker.number, _why(error, f"the other layers of replica {worker.number}"))
             return
@@ -803,7 +781,7 @@ class AgentSession:
         if body.servable is not None:  # another version of the application may have been learnt meanwhile
             self._backend.learn({(body.spec.stage, body.spec.variant): body.servable}, {}, threads_prepared=0)
         body.shadow, worker.is_shadow = worker, True
-        self._backend.start(order)
+        self._backend.order(order)
 
     def _nearer(
         self, source: ModelSource, peers: Sequence[Endpoint], *, is_block: bool = False
@@ -819,14 +797,17 @@ class AgentSession:
 
         return nearer
 
-    def _receive(self, record: ReceiveWeights) -> None:
-        if record.transfer in self._receptions:
-            raise ProtocolError(f"transfer {record.transfer} is ordered twice")
+    def _receive(self, order: Transfer, peers: Mapping[str, Sequence[Endpoint]]) -> None:
+        """Bring weights to this machine, and to the parts of models that they complete."""
+        if order.transfer in self._receptions:
+            raise ProtocolError(f"transfer {order.transfer} is ordered twice")
         for transfer in list(self._receptions)[:-RECEPTIONS_MAX]:
             if self._receptions[transfer].ended.done():
                 del self._receptions[transfer]
-        made = self._receptions[record.transfer] = _Reception(record, self._loop.create_future())
-        made.task = self._do(self._receive_weights(made))
+        made = self._receptions[order.transfer] = _Reception(order, self._loop.create_future())
+        made.task = self._do(self._receive_weights(made, peers))
+        for replica in order.completes:
+            self._complete(replica, order.transfer)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> Task[None]:
         running = asyncio.create_task(work)
@@ -834,24 +815,26 @@ class AgentSession:
         running.add_done_callback(self._tasks.discard)
         return running
 
-    async def _receive_weights(self, made: _Reception) -> None:
+    async def _receive_weights(self, made: _Reception, peers: Mapping[str, Sequence[Endpoint]]) -> None:
         """Fetch ordered weights and report the result. Replicas that wait for them then start."""
         order, why = made.order, ""
         try:
-            made.sources = [(ModelSource.of(source), peers) for source, peers in order.sources.items()]
+            made.sources = [ModelSource.of(text) for text in peers]
+            of_blocks = any(each.cut is not None for each in self._backend.with_weights(order.weights)[:1])
+            nearer = [self._nearer(ModelSource.of(text), of, is_block=of_blocks) for text, of in peers.items()]
             cache = made.cache = await self._shared_cache()
             if not order.is_kept:
                 cache = made.cache = await self._loop.run_in_executor(None, cache.apart)
                 self._apart.append(cache)
-            sources = {source: self._nearer(source, peers, is_block=order.are_blocks) for source, peers in made.sources}
-            await _all(cache.fetch(source, nearer=nearer) for source, nearer in sources.items())
+            await _all(map(partial(_fetch, cache), made.sources, nearer))
         except Exception as error:
             why = _why(error, "a model")
             if made.cache is not None and not isinstance(error, InputError):  # else nothing is left
-                for source, _ in made.sources:
+                for source in made.sources:
                     await made.cache.discard(source)
         if self._receptions.get(order.transfer) is made:
-            self._send(WeightsReport(order.transfer, why))
+            name, transfer = self._name, order.transfer
+            self._send(AgentReport(TransferFailed(transfer, name, why) if why else Transferred(transfer, name)))
         made.ended.set_result(why)
         if not made.users:
             self._leave(made)
@@ -866,8 +849,8 @@ class AgentSession:
         await cache.remove()
         self._apart.remove(cache)
 
-    def _give_up_weights(self, record: GiveUpWeights) -> None:
-        made = self._receptions.get(record.transfer)
+    def _give_up_weights(self, order: CancelTransfer) -> None:
+        made = self._receptions.get(order.transfer)
         if made is None or made.task is None or made.ended.done():
             return  # its report is under way
         made.task.cancel()
@@ -879,12 +862,14 @@ class AgentSession:
     async def _discard_all(self, made: _Reception, ended: Task[None]) -> None:
         """Delete the files of a cancelled transfer."""
         await asyncio.wait([ended])
-        for source, _ in made.sources:
+        for source in made.sources:
             if made.cache is not None:
                 await made.cache.discard(source)
 
-    def _evict(self, record: EvictWeights) -> None:
-        self._do(self._evict_files(ModelSource.of(record.source)))
+    def _evict(self, order: Evict) -> None:
+        models = self._backend.with_weights(order.weights)
+        for source in dict.fromkeys(source for servable in models for source in sources_of(servable)):
+            self._do(self._evict_files(ModelSource.of(source)))
 
     async def _evict_files(self, source: ModelSource) -> None:
         try:
@@ -903,7 +888,7 @@ class AgentSession:
         worker.is_stopping = True
         bringing, worker.bringing = worker.bringing, None
         if bringing is None:
-            self._backend.stop(worker.number)
+            self._backend.order(StopWorker(worker.number, ""))
         else:
             bringing.cancel()
             self.on_event(WorkerStopped(worker.number))
@@ -915,7 +900,7 @@ class AgentSession:
         if worker.bringing is not None:  # it starts with these cores, when its model is there
             self.on_event(WorkerResized(worker.number, order.cores))
         else:
-            self._backend.resize(worker.number, order.cores)
+            self._backend.order(order)
 
     def _adopt(self, order: AdoptWorker) -> None:
         """A deciding process has adopted a kept worker. Its events since the offer are reported now."""
@@ -1061,7 +1046,7 @@ class AgentSession:
 
     def on_event(self, event: Event) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        assert isinstance(event, Reported)
+        assert isinstance(event, WorkerReport)
         number = event.replica if isinstance(event, BatchSilent) else event.worker
         worker = self._workers[number]
         if isinstance(event, WorkerReady):
@@ -1091,7 +1076,7 @@ class AgentSession:
             self._stopping.discard(worker.number)
             self._tell_kept()
 
-    def _report(self, worker: _Worker, event: Reported) -> None:
+    def _report(self, worker: _Worker, event: WorkerReport) -> None:
         """Report an event, or keep it until a deciding process has adopted the worker. Events about batches are not
         kept, because an adopted worker has none."""
         if worker.is_ours:
@@ -1149,6 +1134,10 @@ def _placed(cut: CutModel, files: Mapping[int, str]) -> CutModel:
     """A model in blocks, with these files for some of them."""
     blocks = [structs.replace(each, file=files.get(at, each.file)) for at, each in enumerate(cut.blocks)]
     return structs.replace(cut, blocks=tuple(blocks))
+
+
+async def _fetch(cache: WeightsCache, source: ModelSource, nearer: Callable[[Store], Store]) -> Path:
+    return await cache.fetch(source, nearer=nearer)
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -1272,7 +1261,9 @@ class Agent:
                 blocks = BlockClient(self._token, context)
                 if self._workers is None:
                     self._workers = AgentSession(
-                        record, records.send, blocks, self._join, self._make_cache, self._spares_max
+                        *(record, records.send, blocks, self._join, self._make_cache),
+                        spares_max=self._spares_max,
+                        name=self._name,
                     )
                 else:
                     self._workers.resume(record, records.send, blocks)

@@ -29,18 +29,16 @@ from msgspec import Struct, structs
 from sloop.actions import (
     AcquireNode,
     Action,
-    AdoptWorker,
     Assigned,
     CancelTransfer,
     Decided,
     End,
     Evict,
+    Order,
     ReleaseNode,
     RequestPlan,
-    ResizeWorker,
     Rollout,
     StartBatch,
-    StartWorker,
     StopWorker,
     Transfer,
     VersionState,
@@ -91,20 +89,8 @@ LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
 NEEDED_MAX: Final = 1_024
 """For how many sets of outputs the driver remembers which outputs of stages they need."""
-Order = (
-    StartBatch
-    | StartWorker
-    | Transfer
-    | CancelTransfer
-    | Evict
-    | AdoptWorker
-    | StopWorker
-    | ResizeWorker
-    | AcquireNode
-    | ReleaseNode
-)
+ORDERS: Final = (StartBatch, *get_args(Order))
 """The actions that a backend carries out."""
-ORDERS: Final = get_args(Order)
 LOOK_EVENTS: Final = frozenset((Woke, WorkerReady, Planned))
 """Events after which what went wrong may be over."""
 BATCH_ENDS: Final = frozenset((Finished, BatchFailed, BatchLost))
@@ -407,16 +393,8 @@ class Driver:
         self._by_stage: dict[str, ServedVersion] = {}
         self._has_several_applications = self._has_several_versions = False
         self._orders: Mapping[type, Callable[[Any], None]] = {
+            **dict.fromkeys(get_args(Order), backend.order),
             StartBatch: self._run,
-            StartWorker: backend.start,
-            Transfer: backend.transfer,
-            CancelTransfer: backend.cancel_transfer,
-            Evict: backend.evict,
-            AdoptWorker: backend.adopt,
-            StopWorker: lambda order: backend.stop(order.worker),
-            ResizeWorker: lambda order: backend.resize(order.worker, order.cores),
-            AcquireNode: lambda order: backend.acquire(order.node),
-            ReleaseNode: lambda order: backend.release(order.node),
             RequestPlan: self._note_plan,
             Rollout: self._follow,
             Assigned: _note,
@@ -717,7 +695,7 @@ class Driver:
             for event in self._failed_order(action, f"the backend failed on an order: {error!r}"):
                 self.on_event(event)
 
-    def _failed_order(self, order: Order, why: str) -> Iterable[Event]:
+    def _failed_order(self, order: StartBatch | Order, why: str) -> Iterable[Event]:
         """What the core is told of an order on which the backend has failed: the worker or node that it was for
         is gone. What may be left of it is told to stop."""
         match order:
@@ -730,15 +708,11 @@ class Driver:
             case CancelTransfer() | Evict():
                 return []
         worker = order.replica if isinstance(order, StartBatch) else order.worker
-        self._try(lambda: self._backend.stop(worker))
-        return [WorkerLost(worker, why)]
-
-    def _try(self, stop: Callable[[], None]) -> None:
-        """Stop what an order was for, on which the backend has failed. It may fail on this too."""
         try:
-            stop()
+            self._backend.order(StopWorker(worker, why))
         except Exception as error:
             self._failures.note_order(time.monotonic(), "to stop what that was for", error)
+        return [WorkerLost(worker, why)]
 
     def _run(self, action: StartBatch) -> None:
         served, opened = self._by_stage[action.stage], self._open

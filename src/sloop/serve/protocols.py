@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from sloop.actions import AdoptWorker, CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import Order
 from sloop.events import Event, Finished, Planned
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
@@ -25,7 +25,6 @@ from sloop.vocabulary import (
     Outcome,
     ReplicaId,
     RequestId,
-    WorkerId,
 )
 
 if TYPE_CHECKING:  # edges, agents and workers import this module, but not the core
@@ -251,35 +250,12 @@ class Backend(Protocol):
         """From now on, also in later servers, requests for a variant share no forward pass."""
         ...
 
-    def start(self, order: StartWorker) -> None:
-        """Start a worker. Reports `WorkerProgressed`, and in the end `WorkerReady` or `WorkerLost`; nothing of a shadow
-        whose replica is lost or stopped, whose end is that of its shadow too."""
-        ...
+    def order(self, order: Order) -> None:
+        """Carry out what the core orders (`sloop.actions` says what each order means, and how it is answered).
 
-    def transfer(self, order: Transfer) -> None:
-        """Bring weights to nodes. Reports `Transferred` or `TransferFailed` for each receiver that is not lost."""
-        ...
-
-    def cancel_transfer(self, order: CancelTransfer) -> None:
-        """Stop a transfer to one of its receivers, and delete what has come there. Nothing is reported."""
-        ...
-
-    def evict(self, order: Evict) -> None:
-        """Delete the files of a model on a node, as soon as no process uses them. Nothing is reported."""
-        ...
-
-    def adopt(self, order: AdoptWorker) -> None:
-        """A worker that a node has kept (`KeptWorker`) is one of this server from now on. If it is there no more,
-        reports `WorkerLost`."""
-        ...
-
-    def stop(self, worker: WorkerId) -> None:
-        """Stop a worker; the first one of a replica is killed if it starts or runs a batch, a shadow finishes its part
-        of the batch. Reports `WorkerStopped`."""
-        ...
-
-    def resize(self, worker: WorkerId, cores: float) -> None:
-        """Change the cores of a replica's first worker in place. Reports `WorkerResized` with the cores in effect."""
+        The end of a worker (`WorkerLost`, `WorkerStopped`) answers every order about it that is not answered yet, and
+        that of a replica those about its shadow. One that is stopped while it runs a batch is killed, but a shadow
+        finishes its part of the batch."""
         ...
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
@@ -292,14 +268,6 @@ class Backend(Protocol):
 
     def spare_processes(self) -> Mapping[str, SpareProcesses]:
         """The workers that wait for a model, by machine."""
-        ...
-
-    def acquire(self, node: str) -> None:
-        """Acquire a node. Reports `NodeReady` or `NodeLost`."""
-        ...
-
-    def release(self, node: str) -> None:
-        """Give back a node without replicas. Reports `NodeReleased`."""
         ...
 
     def forget(self, stages: Iterable[str]) -> None:

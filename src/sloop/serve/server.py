@@ -399,8 +399,8 @@ async def serving(
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
         deployment, gpus = stack.enter_context(here)
         followed = settings.nodes is not None and settings.nodes.port
-        memory = NodeMemory(folder / NODES if followed else None)
-        setup = replace(setup, deployment=deployment, first_worker=memory.first_worker)
+        node_memory = NodeMemory(folder / NODES if followed else None)
+        setup = replace(setup, deployment=deployment, first_worker=node_memory.first_worker)
         sockets = stack.enter_context(opened(settings, settings.edges_of(deployment)))
         planner = planner_of(setup)
         stack.push_async_callback(planner.close)
@@ -431,13 +431,13 @@ async def serving(
         recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
         holders = HolderTable()
-        backend = backend_of(setup, models, versions, arenas, settings, memory, holders, gpus)
+        backend = backend_of(setup, models, versions, arenas, settings, node_memory, holders, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
         bounds = settings.edge(deployment)
         if settings.nodes is not None:
-            bounds = structs.replace(bounds, token=memory.token, node_tls=settings.nodes.tls)
+            bounds = structs.replace(bounds, token=node_memory.token, node_tls=settings.nodes.tls)
         edges = Edges(driver, insight, arenas, bounds, sockets, folder, holders=holders)
         offer_all(edges, deployment, versions, insight)
         memory = memory or VersionMemory(folder, deployment)

@@ -120,7 +120,7 @@ class SharedWorkers:
         """Start all workers, one after the other. InputError if the model fails, MachineError if a worker does not
         start."""
         for number in range(self.count):
-            self._backend.start(StartWorker(ReplicaId(number), self._spec))
+            self._backend.order(StartWorker(ReplicaId(number), self._spec))
             while not isinstance(event := await self._next(), WorkerReady):
                 if isinstance(event, WorkerLost):
                     what = f"worker {number + 1} of {self.count} did not start: {event.error}"

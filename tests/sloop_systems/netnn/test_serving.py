@@ -38,7 +38,7 @@ def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tm
     save(compiled, path)
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(StartWorker(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet")))
+        backend.order(StartWorker(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(5), A, run_of([[Tensor("UINT8", (1, 30), given.astype(np.uint8).tobytes())]]))
         await ear.hear(Finished)

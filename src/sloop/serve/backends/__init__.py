@@ -11,7 +11,7 @@ from sloop.serve.copies import note_difference
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import encode
 from sloop.serve.protocols import CutModel, OnDifference, Servable
-from sloop.vocabulary import ReplicaSpec
+from sloop.vocabulary import LayerSet, ModelWeights, ReplicaSpec
 
 
 class KnownStages:
@@ -35,6 +35,15 @@ class KnownStages:
         if servable is None or servable.cut is None:
             raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
         return servable.cut
+
+    def with_weights(self, weights: ModelWeights) -> list[Servable]:
+        """The models with these weights or, of some layers, with those of the whole model, the newest first."""
+        return [
+            servable
+            for servable in reversed(self._servables.values())
+            if weights in servable.weights
+            or (weights.layers is not None and weights.model in {w.model for w in servable.weights})
+        ]
 
     def fingerprint(self, stage: str, variant: str) -> bytes:
         """What a worker of this variant does, apart from what is in its model's file: equal for two servers whose
@@ -73,3 +82,14 @@ class KnownStages:
         ended = frozenset(stages)
         self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
         self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
+
+
+def sources_of(servable: Servable, layers: LayerSet | None = None) -> list[str]:
+    """The sources from which agents get a model: its URL or, if it was cut, its blocks, or those of some layers
+    (`ModelWeights.layers`). Empty if agents do not fetch it."""
+    if servable.cut is None:
+        return [servable.source] if servable.source else []
+    sources = [block.source for block in servable.cut.blocks]
+    if layers is None or not all(sources):
+        return sources if all(sources) else []
+    return [sources[place] for place in layers.positions(len(sources))]

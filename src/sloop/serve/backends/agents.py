@@ -31,7 +31,18 @@ import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import AdoptWorker, CancelTransfer, Evict, ResizeWorker, StartWorker, StopWorker, Transfer
+from sloop.actions import (
+    AcquireNode,
+    AdoptWorker,
+    CancelTransfer,
+    Evict,
+    Order,
+    ReleaseNode,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+    Transfer,
+)
 from sloop.errors import MachineError
 from sloop.events import (
     BatchLost,
@@ -61,24 +72,20 @@ from sloop.serve.agent import (
     CloseAgent,
     CompleteWorker,
     Endpoints,
-    EvictWeights,
     ForgetStages,
     FreeBlock,
     FromAgent,
-    GiveUpWeights,
     LearnStages,
+    NodeOrder,
     PartUnreached,
     PassBatch,
-    ReceiveWeights,
-    Reported,
     RunBatch,
     SparesReport,
-    WeightsReport,
     WorkerDiffers,
-    WorkerOrder,
+    WorkerReport,
     WorkersKept,
 )
-from sloop.serve.backends import KnownStages
+from sloop.serve.backends import KnownStages, sources_of
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import FarBlocks
 from sloop.serve.dataflow import StageWiring
@@ -107,7 +114,6 @@ from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     STORE,
     BatchId,
-    LayerSet,
     ModelWeights,
     Node,
     ReplicaId,
@@ -230,7 +236,7 @@ class _PlacedReplica(Struct):
         return self.order.spec
 
 
-class Remembered(Struct):
+class Legacy(Struct):
     """What a server leaves to the one that takes its place."""
 
     token: str
@@ -242,11 +248,11 @@ class Remembered(Struct):
 
 
 class NodeMemory:
-    """A file of what is `Remembered`. Without a path, nothing is kept, and the token is a new one."""
+    """A file of the `Legacy`. Without a path, nothing is kept, and the token is a new one."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        former = self._read() or Remembered(secrets.token_hex(32), -WORKERS_MAX)
+        former = self._read() or Legacy(secrets.token_hex(32), -WORKERS_MAX)
         self.first_worker = former.first_worker + WORKERS_MAX
         """The number of this server's first worker: no other server of the deployment has given it, or a higher one."""
         self.token = former.token.encode()
@@ -260,9 +266,9 @@ class NodeMemory:
         """Whether another server will find it."""
         return self._path is not None
 
-    def _read(self) -> Remembered | None:
+    def _read(self) -> Legacy | None:
         try:
-            return None if self._path is None else msgspec.json.decode(self._path.read_bytes(), type=Remembered)
+            return None if self._path is None else msgspec.json.decode(self._path.read_bytes(), type=Legacy)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -274,7 +280,7 @@ class NodeMemory:
         temporary = self._path.with_suffix(".new")
         try:
             temporary.touch(0o600)
-            temporary.write_bytes(msgspec.json.encode(Remembered(self.token.decode(), self.first_worker, nodes)))
+            temporary.write_bytes(msgspec.json.encode(Legacy(self.token.decode(), self.first_worker, nodes)))
             temporary.replace(self._path)
         except OSError as error:
             _log.warning("%s cannot be written: %s", self._path, error.strerror)
@@ -344,7 +350,17 @@ class AgentBackend(KnownStages):
             BatchRaised: self._on_raised,
             WorkerDiffers: self._on_differs,
             SparesReport: self._on_spares,
-            WeightsReport: self._on_weights,
+        }
+        self._orders: dict[type, Callable[[Any], None]] = {
+            StartWorker: self._start,
+            StopWorker: self._stop,
+            ResizeWorker: self._resize,
+            AdoptWorker: self._adopt,
+            Transfer: self._transfer,
+            CancelTransfer: self._cancel_transfer,
+            Evict: self._evict,
+            AcquireNode: self._acquire,
+            ReleaseNode: self._release,
         }
 
     @property
@@ -457,7 +473,12 @@ class AgentBackend(KnownStages):
         wanted = [self._nodes[name] for name in self._nodes if name in self._wanted]
         self._provider.want(wanted, self._join_at, self._memory.token)
 
-    def acquire(self, node: str) -> None:
+    def order(self, order: Order) -> None:
+        act: Callable[[Any], None] = self._orders[type(order)]
+        act(order)
+
+    def _acquire(self, order: AcquireNode) -> None:
+        node = order.node
         self._wanted.add(node)
         self._want()
         if self._has_joined(node):  # an earlier server has acquired it
@@ -465,7 +486,8 @@ class AgentBackend(KnownStages):
         else:
             self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node)
 
-    def release(self, node: str) -> None:
+    def _release(self, order: ReleaseNode) -> None:
+        node = order.node
         self._cancel_acquiring(node)
         agent = self._agents.get(node)
         if agent is not None:
@@ -486,7 +508,7 @@ class AgentBackend(KnownStages):
 
     # Replicas
 
-    def transfer(self, order: Transfer) -> None:
+    def _transfer(self, order: Transfer) -> None:
         servable = self._sent_by(order)
         sources = [] if servable is None else sources_of(servable, order.weights.layers)
         if servable is None or not sources:
@@ -504,30 +526,17 @@ class AgentBackend(KnownStages):
             agent.receiving.add(order.transfer)
             own, nearest = agent.hello.endpoint, before[::-1][:CHAIN_PEERS_MAX]
             peers = {each: [part for part in parts.get(each, ()) if part != own] + nearest for each in sources}
-            agent.records.send(ReceiveWeights(order.transfer, peers, servable.cut is not None, order.is_kept))
+            agent.records.send(NodeOrder(order, peers))
             before.append(own)
             if agent not in chain:
                 chain.append(agent)
-        for replica in order.completes:
-            placed = self._replicas.get(replica)
-            if placed is not None:
-                placed.agent.records.send(CompleteWorker(replica, order.transfer))
 
     def _sent_by(self, order: Transfer) -> Servable | None:
         """The model whose weights a transfer brings; None if it is not known. A new version of an application may have
         another model of the same name: the parts to be completed say which one it is, otherwise it is the newest."""
         completed = [self._replicas[replica] for replica in order.completes if replica in self._replicas]
         found = [self.servable(each.spec.stage, each.spec.variant) for each in completed[:1]]
-        return found[0] if found else next(iter(self._with(order.weights)), None)
-
-    def _with(self, weights: ModelWeights) -> list[Servable]:
-        """The models with these weights or, of some layers, with those of the whole model, the newest first."""
-        return [
-            servable
-            for servable in reversed(self._servables.values())
-            if weights in servable.weights
-            or (weights.layers is not None and weights.model in {w.model for w in servable.weights})
-        ]
+        return found[0] if found else next(iter(self.with_weights(order.weights)), None)
 
     def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
         """By source of a block, the agents of those parts of these replicas' pipeline that have started with it, and so
@@ -543,18 +552,17 @@ class AgentBackend(KnownStages):
                     found.setdefault(source, []).append(placed.agent.hello.endpoint)
         return found
 
-    def cancel_transfer(self, order: CancelTransfer) -> None:
+    def _cancel_transfer(self, order: CancelTransfer) -> None:
         agent = self._agents.get(order.node)
         if agent is not None and order.transfer in agent.receiving:
             agent.receiving.discard(order.transfer)
             agent.given_up.add(order.transfer)
-            agent.records.send(GiveUpWeights(order.transfer))
+            agent.records.send(NodeOrder(order))
 
-    def evict(self, order: Evict) -> None:
+    def _evict(self, order: Evict) -> None:
         agent = self._agents.get(order.node)
         if agent is not None:
-            for source in dict.fromkeys(source for each in self._with(order.weights) for source in sources_of(each)):
-                agent.records.send(EvictWeights(source))
+            agent.records.send(NodeOrder(order))
 
     def _weights_on(self, agent: _ConnectedAgent) -> tuple[ModelWeights, ...]:
         """What the core calls the models that an agent had when it connected."""
@@ -566,7 +574,7 @@ class AgentBackend(KnownStages):
                 found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
-    def start(self, order: StartWorker) -> None:
+    def _start(self, order: StartWorker) -> None:
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
@@ -585,7 +593,7 @@ class AgentBackend(KnownStages):
             self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
             return
         self._replicas[replica] = placed = _PlacedReplica(order, agent, pipeline=pipeline)
-        agent.records.send(WorkerOrder(order, self._peers_of(placed)))
+        agent.records.send(NodeOrder(order, self._peers_of(placed)))
 
     def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
         placed = self._replicas.get(replica)
@@ -595,7 +603,7 @@ class AgentBackend(KnownStages):
             self._report(WorkerLost(order.worker, "the one before has not ended"))
             return
         placed.shadow, self._shadows[order.worker] = order, placed
-        placed.agent.records.send(WorkerOrder(order))
+        placed.agent.records.send(NodeOrder(order))
 
     def _forget_shadow(self, placed: _PlacedReplica) -> None:
         """The shadow of a replica is gone, if it had one."""
@@ -603,25 +611,25 @@ class AgentBackend(KnownStages):
             del self._shadows[placed.shadow.worker]
             placed.shadow = None
 
-    def adopt(self, order: AdoptWorker) -> None:
+    def _adopt(self, order: AdoptWorker) -> None:
         agent = self._agents.get(order.spec.node or "")
         if agent is None or agent.kept.pop(order.worker, None) is None:
             self._report(WorkerLost(order.worker, f"node {order.spec.node} is not connected any more"))
             return
         self._replicas[order.worker] = _PlacedReplica(StartWorker(order.worker, order.spec), agent)
-        agent.records.send(WorkerOrder(order))
+        agent.records.send(NodeOrder(order))
 
-    def stop(self, worker: WorkerId) -> None:
-        placed = self._replicas.get(worker) or self._shadows.get(worker)
+    def _stop(self, order: StopWorker) -> None:
+        placed = self._replicas.get(order.worker) or self._shadows.get(order.worker)
         if placed is not None:
-            placed.agent.records.send(WorkerOrder(StopWorker(worker, "")))
+            placed.agent.records.send(NodeOrder(order))
         else:
-            self._report(WorkerStopped(worker))
+            self._report(WorkerStopped(order.worker))
 
-    def resize(self, replica: ReplicaId, cores: float) -> None:
-        placed = self._replicas.get(replica)
+    def _resize(self, order: ResizeWorker) -> None:
+        placed = self._replicas.get(order.worker)
         if placed is not None:  # else its loss has been reported
-            placed.agent.records.send(WorkerOrder(ResizeWorker(replica, cores)))
+            placed.agent.records.send(NodeOrder(order))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._replicas.get(replica)
@@ -665,18 +673,18 @@ class AgentBackend(KnownStages):
         if not self._is_left:
             await self._provider.close()
 
-    def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
-        """The agents from which a replica's agent may get its model: those that were ordered to fetch it before, the
-        latest first. So agents that are ordered at the same time form a chain."""
+    def _peers_of(self, placed: _PlacedReplica) -> dict[str, list[Endpoint]]:
+        """By source, the agents from which a replica's agent may get its model: those that were ordered to fetch it
+        before, the latest first. So agents that are ordered at the same time form a chain."""
         servable, agent = self.servable(placed.spec.stage, placed.spec.variant), placed.agent
         sources = [] if servable is None else sources_of(servable)
         if not sources or agent.hello.machine == machine():
-            return []
+            return {}
         chain = self._receivers.setdefault(sources[0], [])
         if agent not in chain:
             chain.append(agent)
         before = chain[: chain.index(agent)]
-        return [each.hello.endpoint for each in reversed(before[-PEERS_MAX:])]
+        return {source: [each.hello.endpoint for each in reversed(before[-PEERS_MAX:])] for source in sources}
 
     def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
         """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
@@ -880,6 +888,9 @@ class AgentBackend(KnownStages):
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event
+        if isinstance(event, Transferred | TransferFailed):
+            self._on_transfer(agent, event)
+            return
         id = event.replica if isinstance(event, BatchSilent) else event.worker
         pair = self._shadows.get(id)
         placed = self._replicas.get(id) or pair
@@ -903,7 +914,7 @@ class AgentBackend(KnownStages):
         if isinstance(event, WorkerReady) and placed.pipeline is not None:
             placed.pipeline.on_part_ready(placed.order.place)
 
-    def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: Reported) -> None:
+    def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: WorkerReport) -> None:
         """A replica that has not ended is another than before."""
         if isinstance(event, WorkerProgressed) and event.step not in STEPS:
             raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
@@ -916,7 +927,7 @@ class AgentBackend(KnownStages):
             if not 0 < event.cores <= most:
                 raise ProtocolError(f"replica {event.worker} has {event.cores:g} cores on a node of {most}")
 
-    def _on_shadow(self, placed: _PlacedReplica, event: Reported) -> None:
+    def _on_shadow(self, placed: _PlacedReplica, event: WorkerReport) -> None:
         """What has become of a shadow."""
         if not isinstance(event, WorkerReady | WorkerLost | WorkerStopped):
             raise ProtocolError(f"a shadow reports {type(event).__name__}")
@@ -926,19 +937,18 @@ class AgentBackend(KnownStages):
             event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
         self._report(event)
 
-    def _on_weights(self, agent: _ConnectedAgent, record: WeightsReport) -> None:
-        if record.transfer in agent.given_up:
-            agent.given_up.discard(record.transfer)  # its report crossed the order
+    def _on_transfer(self, agent: _ConnectedAgent, event: Transferred | TransferFailed) -> None:
+        """What has become of a transfer."""
+        if event.transfer in agent.given_up:
+            agent.given_up.discard(event.transfer)  # its report crossed the order
             return
-        if record.transfer not in agent.receiving:
-            raise ProtocolError(f"transfer {record.transfer} was not ordered to this node, or has ended")
-        agent.receiving.discard(record.transfer)
-        name = agent.hello.name
-        if record.error:
-            _log.warning("the weights of transfer %d do not come to %s: %s", record.transfer, name, record.error)
-            self._report(TransferFailed(record.transfer, name, record.error[:TEXT_CHARS_MAX]))
-        else:
-            self._report(Transferred(record.transfer, name))
+        if event.transfer not in agent.receiving or event.node != agent.hello.name:
+            raise ProtocolError(f"transfer {event.transfer} was not ordered to this node, or has ended")
+        agent.receiving.discard(event.transfer)
+        if isinstance(event, TransferFailed):
+            _log.warning("the weights of transfer %d do not come to %s: %s", event.transfer, event.node, event.error)
+            event = TransferFailed(event.transfer, event.node, event.error[:TEXT_CHARS_MAX])
+        self._report(event)
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
         placed, took_ns = self._ended(agent, record.batch, record.replica, is_done=True)
@@ -1035,19 +1045,8 @@ class AgentBackend(KnownStages):
             placed.pipeline.answered(placed.order.place, record.batch, 0, is_done=False)
         else:
             placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
-            placed.agent.records.send(WorkerOrder(StopWorker(record.replica, placed.unreached)))
+            placed.agent.records.send(NodeOrder(StopWorker(record.replica, placed.unreached)))
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:
             self._listener.on_event(event)
-
-
-def sources_of(servable: Servable, layers: LayerSet | None = None) -> list[str]:
-    """The sources from which agents get a model: its URL or, if it was cut, its blocks, or those of some layers
-    (`ModelWeights.layers`). Empty if agents do not fetch it."""
-    if servable.cut is None:
-        return [servable.source] if servable.source else []
-    sources = [block.source for block in servable.cut.blocks]
-    if layers is None or not all(sources):
-        return sources if all(sources) else []
-    return [sources[place] for place in layers.positions(len(sources))]

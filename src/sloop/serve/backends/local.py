@@ -47,7 +47,18 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from sloop.actions import AdoptWorker, CancelTransfer, Evict, StartWorker, Transfer
+from sloop.actions import (
+    AcquireNode,
+    AdoptWorker,
+    CancelTransfer,
+    Evict,
+    Order,
+    ReleaseNode,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+    Transfer,
+)
 from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
@@ -300,23 +311,30 @@ class LocalBackend(KnownStages):
             elif replica.cores >= cores:
                 self._actuate(replica, replica.cores)  # all cores may be written in another way than a part of them
 
-    def acquire(self, node: str) -> None:
-        self._report(NodeReady(self._nodes[node]))
+    def order(self, order: Order) -> None:
+        """See `Backend`. All nodes are this machine, and models are read where they are, so nodes and transfers are
+        there at once, and nothing was brought here that could be deleted."""
+        match order:
+            case StartWorker():
+                self._start(order)
+            case StopWorker():
+                self._stop(order.worker)
+            case ResizeWorker():
+                self._resize(order.worker, order.cores)
+            case AdoptWorker():
+                why = "workers of this machine have ended with the server that started them"
+                self._report(WorkerLost(order.worker, why))
+            case Transfer():
+                for node in order.receivers:
+                    self._report(Transferred(order.transfer, node))
+            case AcquireNode():
+                self._report(NodeReady(self._nodes[order.node]))
+            case ReleaseNode():
+                self._report(NodeReleased(order.node))
+            case CancelTransfer() | Evict():
+                pass
 
-    def release(self, node: str) -> None:
-        self._report(NodeReleased(node))
-
-    def transfer(self, order: Transfer) -> None:
-        for node in order.receivers:  # all nodes are this machine
-            self._report(Transferred(order.transfer, node))
-
-    def cancel_transfer(self, order: CancelTransfer) -> None:
-        """Nothing is on its way here."""
-
-    def evict(self, order: Evict) -> None:
-        """Nothing was brought here."""
-
-    def start(self, order: StartWorker) -> None:
+    def _start(self, order: StartWorker) -> None:
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
@@ -341,10 +359,7 @@ class LocalBackend(KnownStages):
             made.told = None
             self._give_up(made, str(error))
 
-    def adopt(self, order: AdoptWorker) -> None:
-        self._report(WorkerLost(order.worker, "workers of this machine have ended with the server that started them"))
-
-    def stop(self, worker: WorkerId) -> None:
+    def _stop(self, worker: WorkerId) -> None:
         found = self._replicas.get(worker)
         if found is None:
             self._report(WorkerStopped(worker))
@@ -366,7 +381,7 @@ class LocalBackend(KnownStages):
         if found is not None:
             self._give_up(found, why)
 
-    def resize(self, replica: ReplicaId, cores: float) -> None:
+    def _resize(self, replica: ReplicaId, cores: float) -> None:
         found = self._replicas.get(replica)
         if found is None or found.process is None or found.link is None or found.is_dying:
             return  # the loss of the replica has been or will be reported
@@ -423,7 +438,7 @@ class LocalBackend(KnownStages):
         if self._watching is not None:
             self._watching.cancel()
         for replica in list(self._replicas):
-            self.stop(replica)
+            self._stop(replica)
         for spare in list(self._spares):
             self._give_up(spare, NOT_NEEDED)
         if self._processes:
