@@ -323,6 +323,8 @@ class Deployment:
     limits: ServerLimits = ServerLimits()
     edges: int | None = None
     """Processes that accept connections and parse requests. None: see `sloop.serve.server`."""
+    shadows: tuple[SystemChoice, ...] = ()
+    """Systems that a server shows beside the one that serves: what each would do now (`sloop.page.shadow_system`)."""
     file: str = ""
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 

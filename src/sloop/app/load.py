@@ -50,11 +50,14 @@ APPLICATION_KEYS: Final = (
     "labels",
     "outputs",
     "verify",
+    "shadow",
     *SHARED_KEYS,
 )
+SHADOWS_MAX: Final = 4
+"""The most systems that a server shows beside its own."""
 EDGES_MAX: Final = 64
 """The most edges of a server."""
-DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits", "edges")
+DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits", "edges", "shadow")
 SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
 SYSTEM_KEYS: Final = {"system", "systems"}
 APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
@@ -334,7 +337,8 @@ def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODEL
     """The deployment in `document`, which may declare a single application. Its relative paths start at `folder`."""
     fields = document.mapping()
     if "applications" not in fields:
-        return Deployment.of(read_application(document, folder))
+        made = Deployment.of(read_application(document, folder))
+        return replace(made, shadows=_shadows(fields, folder))
     fields = document.mapping((*DEPLOYMENT_KEYS, *SCENARIO_KEYS), required=("name", "applications"))
     values = fields["applications"].elements()
     if not 1 <= len(values) <= APPLICATIONS_MAX:
@@ -346,6 +350,7 @@ def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODEL
         system=_systems(fields, folder)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
         limits=read_limits(fields["limits"]) if "limits" in fields else ServerLimits(),
         edges=fields["edges"].integer(least=1, most=EDGES_MAX) if "edges" in fields else None,
+        shadows=_shadows(fields, folder),
         file=document.file,
         lines=document.lines,
     )
@@ -382,7 +387,8 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     if not system.name:
         named = next((each.system for each in applications if each.system.path), None)
         system = DEFAULT_SYSTEM if named is None else replace(named, parameters={}, path="")
-    made = replace(given, cluster=cluster.nodes, system=system)
+    shadows = [shadow for each in members for shadow in _shadows(each.document.mapping(), each.folder)]
+    made = replace(given, cluster=cluster.nodes, system=system, shadows=(*given.shadows, *shadows)[:SHADOWS_MAX])
     joined = [made.joined_by(application) for application in applications]
     if len(joined) > 1:
         joined = [application.qualified() for application in joined]
@@ -476,6 +482,16 @@ def _systems(fields: Mapping[str, Value], folder: FilePath) -> tuple[SystemChoic
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")
+    return choices
+
+
+def _shadows(fields: Mapping[str, Value], folder: FilePath) -> tuple[SystemChoice, ...]:
+    """The systems under `shadow`, which a server shows beside the one that serves."""
+    if "shadow" not in fields:
+        return ()
+    choices = tuple(_system(value, folder) for value in fields["shadow"].one_or_more())
+    if len(choices) > SHADOWS_MAX:
+        fields["shadow"].wrong(f"at most {SHADOWS_MAX} systems")
     return choices
 
 

@@ -511,6 +511,7 @@ def page_of(server: Serving, settings: Settings, where: str) -> str:
         api_key=settings.api_key,
         api_key_file=str(settings.api_key_file or ""),
         hosts=(socket.gethostname(),),
+        shadows=tuple((choice.name, dict(choice.parameters)) for choice in server.deployment.shadows),
     )
     PageProcess(listening_socket, setup)
     return f"http://{host_and_port(host, port)}"

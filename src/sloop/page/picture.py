@@ -6,8 +6,8 @@ arrival, so that a second's ends add up to its arrivals. Latencies count in the 
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
-from typing import Any, Final
+from itertools import islice, takewhile
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -110,6 +110,15 @@ class ApplicationSeries:
         }
 
 
+class Recent(NamedTuple):
+    """The requests of the last seconds of an application."""
+
+    attainment: float | None
+    """Served in time, of those that have ended; None without any."""
+    p99_ms: float | None
+    """The largest P99 of a second; None without answers."""
+
+
 class Picture:
     """What a page shows of the run with this header. `state` is the fold at the beginning of the records; it takes
     `append`ed records. Instants are seconds since the run began, at the Unix time `zero_unix_s`. `where` are addresses
@@ -151,6 +160,14 @@ class Picture:
         for end_s in range(max(self._next_s, now_s - SECONDS), now_s + 1):
             self._take_levels(end_s - 1)
         self._next_s = max(self._next_s, now_s + 1)
+
+    def recent(self, name: str, seconds: int) -> Recent:
+        """The last seconds of an application, up to the last call of `changes`."""
+        series, from_s = self._series_of(name), self._now_s - seconds
+        rows = [row for at, row in series.counts.items() if at >= from_s]
+        served, ended = sum(row[2] for row in rows), sum(sum(row[2:]) for row in rows)
+        p99s_ms = [row[2] for row in islice(reversed(series.levels), seconds) if row[2] is not None]
+        return Recent(served / ended if ended else None, max(p99s_ms, default=None))
 
     # Telling
 

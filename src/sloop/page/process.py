@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -28,7 +28,7 @@ from sloop.errors import SloopError
 from sloop.page.files import asset, index
 from sloop.page.listener import PageAnswer, PageListener, PageRequest, Sessions
 from sloop.page.picture import KEPT, Picture
-from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion
+from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion, ShadowSystemSetup, ShadowSystemState
 from sloop.page.start import PageSetup
 from sloop.runlog import Header, read_log
 from sloop.runlog.follow import LogFollower
@@ -53,6 +53,7 @@ LINES_MAX: Final = 1_000
 LINE_CHARS: Final = 2_000
 OUTPUT_BYTES: Final = 2**16
 """How many lines of the server's output are kept, how much of each, and how much is read at a time."""
+SHADOW_LINE_BYTES: Final = 2**20
 ANSWERS_MAX: Final = 2
 """Questions that are answered at the same time."""
 ANSWER_S_MAX: Final = 90.0
@@ -75,6 +76,8 @@ class ServerPage:
         self._heard_s = time.monotonic()
         self._trouble = ""
         """Why the page does not go on, although the server may."""
+        self._shadows: dict[str, msgspec.Raw] = {}
+        """By label, what each shadow said last."""
         self._lines, self._fresh_lines, self._rest = deque[str](maxlen=LINES_MAX), list[str](), b""
         """The last lines that the server wrote to stderr, those that no viewer knows yet, and the beginning of the
         next."""
@@ -84,7 +87,7 @@ class ServerPage:
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._read_output, output)
         await self.listener.start(listening, self._first)
-        work = (self._follow(), self._tell(), self._listen())
+        work = (self._follow(), self._tell(), self._listen(), *map(self._shadow, range(len(self._setup.shadows))))
         await asyncio.gather(*work)
 
     # The log
@@ -165,7 +168,8 @@ class ServerPage:
     def _event(self, kind: str, picture: dict[str, Any], lines: Sequence[str]) -> bytes:
         unheard_s = time.monotonic() - self._heard_s
         health = {"unheard_s": round(unheard_s, 1) if unheard_s > UNHEARD_S else 0, "trouble": self._trouble}
-        return msgspec.json.encode({"kind": kind, "health": health, "picture": picture, "lines": lines})
+        event = {"kind": kind, "health": health, "picture": picture, "lines": lines, "shadows": self._shadows}
+        return msgspec.json.encode(event)
 
     async def _listen(self) -> None:
         """Ask the server each second whether it is there. It answers while it is not ready, too."""
@@ -174,6 +178,28 @@ class ServerPage:
                 await asyncio.to_thread(self._call, "GET", "/v2/health/ready", b"", "", timeout_s=UNHEARD_S)
                 self._heard_s = time.monotonic()
             await asyncio.sleep(TICK_S)
+
+    async def _shadow(self, place: int) -> None:
+        """Keep what a shadow says; when it ends, so does this, and its last words stay."""
+        name, parameters = self._setup.shadows[place]
+        label = label_of(name, parameters)
+        setup = ShadowSystemSetup(self._setup.folder, self._setup.run, self._setup.zero_unix_ns, name, parameters)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "sloop.page.shadow_system", str(os.getpid())),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=SHADOW_LINE_BYTES,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(setup))
+        process.stdin.close()
+        while line := await process.stdout.readline():
+            self._shadows[label] = msgspec.Raw(line.rstrip())
+        code = await process.wait()
+        if b'"error"' not in bytes(self._shadows.get(label, b"")):
+            why = f"its process ended with {code}"
+            self._shadows[label] = msgspec.Raw(msgspec.json.encode(ShadowSystemState(0.0, error=why)))
 
     # Answers
 
@@ -260,6 +286,12 @@ class ServerPage:
             connection.request(method, path, body or None, headers)
             answer = connection.getresponse()
             return answer.status, answer.headers.get("content-type", "text/plain"), answer.read(TRY_BYTES_MAX)
+
+
+def label_of(name: str, parameters: Mapping[str, Any]) -> str:
+    """A system with its parameters: `sponge (margin 0.9)`."""
+    pairs = ", ".join(f"{key} {value}" for key, value in parameters.items())
+    return f"{name} ({pairs})" if pairs else name
 
 
 def _missing(path: str) -> PageAnswer:

@@ -1,4 +1,5 @@
-"""Questions about a run that take time to answer (`sloop.page.answers`)."""
+"""What the page's process asks others: questions about a run (`sloop.page.answers`), and shadows
+(`sloop.page.shadow_system`)."""
 
 from typing import Any, Final, Literal
 
@@ -42,3 +43,40 @@ class Asked(Struct, frozen=True):
 
     log: str
     question: PageQuestion
+
+
+class ShadowSystemSetup(Struct, frozen=True):
+    """What a shadow needs to know."""
+
+    folder: str
+    """Of the server's log."""
+    run: str
+    zero_unix_ns: int
+    """The Unix time of the log's instant 0."""
+    system: str
+    parameters: dict[str, Any]
+
+
+class ShadowSystemState(Struct, frozen=True, omit_defaults=True):
+    """What a shadow says each second."""
+
+    at_s: float
+    """Up to when it has followed the server, in seconds of the log."""
+    applications: dict[str, "ShadowSystemRow"] = {}
+    error: str = ""
+    """Why it has ended."""
+
+
+class ShadowSystemRow(Struct, frozen=True):
+    """What the other system would have of an application."""
+
+    ready: int
+    starting: int
+    cores: float
+    usd_per_h: float
+    attainment: float | None
+    """Of the last minute's requests; None without any that have ended."""
+    p99_ms: float | None
+    """Of the last minute; None without answers."""
+    plan: str
+    why: str

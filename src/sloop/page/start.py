@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import subprocess
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -62,6 +62,8 @@ class PageSetup(Struct, frozen=True):
     api_key_file: str = ""
     hosts: tuple[str, ...] = ()
     """Names by which browsers may call the server, besides its addresses and `localhost`."""
+    shadows: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Names and parameters of the systems that are shown beside the one that serves."""
 
 
 class PageProcess:

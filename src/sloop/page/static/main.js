@@ -26,6 +26,7 @@ function connect() {
     state.health = event.health;
     if (event.kind === "whole" && event.picture.applications) takeWhole(event.picture);
     else if (event.kind === "changes") takeChanges(event.picture);
+    state.shadows = event.shadows;
     takeLines(event.lines, event.kind === "whole");
     changed();
   };

@@ -119,6 +119,23 @@ function Version({ version, only }) {
   </section>`;
 }
 
+/** What other systems would have of an application now, beside what it has. */
+function Shadows({ name }) {
+  if (!Object.keys(state.shadows).length) return null;
+  const level = levels(name);
+  const itself = [`${state.picture.system}, which serves`, percent(attainment(recent(name, 60))), ms(mostOf(name, "p99_ms", 60)),
+    `${level.ready ?? 0}`, `${level.starting ?? 0}`, number(level.cores), usd(level.usd_per_h), "", ""];
+  const rows = Object.entries(state.shadows).map(([label, told]) => {
+    const row = told.applications?.[name];
+    if (told.error || !row) return [label, told.error ? html`<b class="bad">ended: ${told.error}</b>` : "starting", ...Array(7).fill("")];
+    return [label, percent(row.attainment), ms(row.p99_ms), row.ready, row.starting, number(row.cores), usd(row.usd_per_h), row.plan, row.why];
+  });
+  return html`<section><h3>What other systems would have now</h3>
+    <p class="soft">Each shadow is simulated beside the server with the same requests, from the profiles. Nothing of it is carried out.</p>
+    <${Table} label="shadows" rows=${[itself, ...rows]} numbers=${[1, 2, 3, 4, 5, 6]}
+      head=${["system", "in time, 1 min", "p99", "ready", "starting", "cores", "cost", "plan", "why"]} /></section>`;
+}
+
 function Nodes() {
   const names = Object.keys(state.picture.applications);
   const rows = state.picture.nodes.map((node) => {
@@ -145,6 +162,7 @@ export function Now() {
       <div class="spans" role="group" aria-label="time shown">${Object.keys(SPANS).map((name) =>
         html`<button aria-pressed=${name === span} onClick=${() => setSpan(name)}>${name}</button>`)}</div>
       <${Charts} key=${chosen} application=${application} span=${SPANS[span]} />
+      <${Shadows} name=${chosen} />
       ${application.versions.map((version) => html`<${Version} key=${version.version} version=${version} only=${application.versions.length === 1} />`)}
     </section>` : html`<p>No application is served.</p>`}
     <${Nodes} />`;

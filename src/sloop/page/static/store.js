@@ -12,6 +12,7 @@ export const state = {
   health: { unheard_s: 0, trouble: "" },
   picture: null,
   lines: [], // of the server's log
+  shadows: {}, // by label, what other systems would do now
 };
 
 const watchers = new Set();

@@ -1,0 +1,141 @@
+"""A shadow system: a simulation that gets the requests of a server as they come, and never ends.
+
+    python -m sloop.page.shadow_system PARENT < SETUP
+
+The process follows the server's log. Its core has the applications and nodes of the server and another system; only
+requests are taken from the log, everything else (starts, batches, failures) is simulated from the profiles. So it says
+what that system would have running at this moment, and what it would cost, had it served from here on. It writes a line
+of JSON each second. Nothing that it orders is carried out.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from sloop.app.application import SystemChoice
+from sloop.errors import SloopError
+from sloop.events import WOKE, Event
+from sloop.page.picture import Picture
+from sloop.page.questions import ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
+from sloop.report.explain.texts import plan_text
+from sloop.runlog import Record, read_log
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.follow import LogFollower
+from sloop.runlog.segments import segments_in
+from sloop.serve.processes import begin
+from sloop.sim.engine import play
+from sloop.sim.world import World
+from sloop.systems.replay import header_of, rebuild
+from sloop.units import FOREVER_NS, NS_PER_S, to_s
+from sloop.vocabulary import Life, Request
+
+READ_S: Final = 0.25
+BEHIND_NS: Final = 2 * NS_PER_S
+"""Records are in the log at most this long after they happened; the shadow stays that far behind."""
+NICE: Final = 10
+RECENT_S: Final = 60
+"""Attainment and latency are those of so many seconds."""
+
+
+class ShadowSystemTeller:
+    """A sink that keeps the picture of the shadow and writes it each second."""
+
+    def __init__(self, picture: Picture, from_s: float, write: Callable[[bytes], object]) -> None:
+        self._picture, self._from_s, self._write = picture, from_s, write
+        self._next_ns = 0
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add one record."""
+        self._picture.append(now_ns, record)
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + NS_PER_S
+            self._write(msgspec.json.encode(self._state_at(to_s(now_ns))) + b"\n")
+
+    def _state_at(self, now_s: float) -> ShadowSystemState:
+        self._picture.changes()
+        rows: dict[str, ShadowSystemRow] = {}
+        for name, records in self._picture.state.applications.items():
+            runs = [record.run for record in records if not record.has_ended]
+            replicas = [replica for run in runs for replica in run.replicas.values()]
+            plan = next((run.plan for run in runs if run.plan is not None), None)
+            recent = self._picture.recent(name, RECENT_S)
+            rows[name] = ShadowSystemRow(
+                ready=sum(replica.life is Life.READY for replica in replicas),
+                starting=sum(replica.life is Life.STARTING for replica in replicas),
+                cores=sum(run.cost.cores for run in runs),
+                usd_per_h=sum(run.cost.usd_per_h for run in runs),
+                attainment=recent.attainment,
+                p99_ms=recent.p99_ms,
+                plan=plan_text(plan) if plan is not None else "",
+                why=plan.why if plan is not None else "there is no plan yet",
+            )
+        return ShadowSystemState(self._from_s + now_s, rows)
+
+
+def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Iterator[tuple[int, Event]]:
+    """The requests in the log as they come, with `from_ns` as the new zero; and again and again that time has passed.
+    `clock` returns the instant up to which the log is complete."""
+    last_ns = 0
+    while True:
+        records = log.read()
+        for now_ns, record in records:
+            if isinstance(record, Request) and now_ns >= from_ns:
+                last_ns = max(last_ns, now_ns - from_ns)
+                yield last_ns, _moved(record, from_ns)
+        if not records:
+            last_ns = max(last_ns + 1, clock() - from_ns)
+            yield last_ns, WOKE
+            time.sleep(READ_S)
+
+
+def _moved(request: Request, by_ns: int) -> Request:
+    """A request so much earlier."""
+    sent_ns, arrived_ns = request.sent_ns - by_ns, request.arrived_ns - by_ns
+    return structs.replace(request, sent_ns=sent_ns, arrived_ns=arrived_ns, deadline_ns=request.deadline_ns - by_ns)
+
+
+def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:
+    """Run the other system beside the server, for ever. SloopError if it cannot serve these applications."""
+    folder = Path(setup.folder)
+    newest = max(segment for segment in segments_in(folder) if segment.run == setup.run)
+    deployment = rebuild(read_log(newest.path).header).deployment
+    choice = SystemChoice(setup.system, setup.parameters, path="shadow")
+    world = World(0, deployment.under(choice), {}, FOREVER_NS)
+    built, from_ns = world.setup(), time.time_ns() - setup.zero_unix_ns - BEHIND_NS
+    fold = DeploymentState(built.parts(), nodes=world.deployment.cluster, start_ns=0)
+    picture = Picture(header_of(built, origin="sim"), fold, 0.0)
+    teller = ShadowSystemTeller(picture, to_s(from_ns), write)
+    with closing(LogFollower(folder, setup.run, newest.number)) as log:
+        ingress = requests_of(log, from_ns, lambda: time.time_ns() - setup.zero_unix_ns - BEHIND_NS)
+        play(built.core(), world.cluster(), ingress, until_ns=FOREVER_NS, appends=[teller.append])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the process."""
+    (parent,) = arguments
+    begin(int(parent), ())
+    os.nice(NICE)
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=ShadowSystemSetup)
+    said = sys.stdout.buffer
+
+    def write(line: bytes) -> None:
+        said.write(line)
+        said.flush()
+
+    try:
+        follow(setup, write)
+    except SloopError as error:
+        write(msgspec.json.encode(ShadowSystemState(0.0, error=error.what)) + b"\n")
+    except Exception as error:  # a user's system may raise anything
+        write(msgspec.json.encode(ShadowSystemState(0.0, error=f"it raised {type(error).__name__}: {error}")) + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
