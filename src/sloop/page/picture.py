@@ -346,10 +346,11 @@ def _drained(run: RunState) -> "np.ndarray":
     """The latencies in ns of the requests that were answered since the last call. All samples of the run are emptied,
     so that its memory stays bounded."""
     answered = np.array([*run.served_ns, *run.late_ns], dtype=np.int64)
-    samples = [run.served_ns, run.late_ns, *run.missed_ns.values(), *run.resize_ns.values()]
+    workers = run.workers
+    samples = [run.served_ns, run.late_ns, *run.missed_ns.values(), *workers.resize_ns.values()]
     samples += [stage.waits_ns for stage in run.stages.values()]
-    samples += [*run.cold_start_ns.values(), *run.pipelines.completion_ns.values(), run.pipelines.answer_ns]
-    for group in run.groups.values():
+    samples += [*workers.cold_start_ns.values(), *workers.pipelines.completion_ns.values(), workers.pipelines.answer_ns]
+    for group in workers.groups.values():
         samples.append(group.service_ns)
         group.durations_ns.clear()
         group.resized_ns.clear()

@@ -130,7 +130,7 @@ class ServerPage:
         segments = [segment for segment in segments_in(self._folder) if segment.run == setup.run]
         chosen, size = segments[-1], 0
         for segment in reversed(segments):
-            size += segment.path.stat().st_size * (8 if segment.is_compressed else 1)
+            size += segment.path.stat().st_size * (8 if segment.path.suffix == ".gz" else 1)
             header: Header = read_log(segment.path).header
             if size > HISTORY_BYTES and chosen is not segment:
                 break
