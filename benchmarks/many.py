@@ -4,9 +4,9 @@
 
 Simulated: each model gets two requests per second, and in the middle of the run the rates of ten are multiplied by
 twenty. Requests are evenly spaced, so that no other rate changes; or Poisson, so that all rates change all the time. A
-tick is timed in three parts. The event loop prepares what the planner has to know, and encodes what of it has changed
-since the last tick for the planner process; the planner makes the plans, beside the loop; and the loop adopts
-them. Live: the memory of the server process with a few models and with more, all of them without traffic and therefore
+tick is timed in three parts. The event loop prepares what the planner has to know, and encodes it for the planner
+process, with the traffic that it does not have; the planner makes the plans, beside the loop; and the loop adopts them.
+Live: the memory of the server process with a few models and with more, all of them without traffic and therefore
 without replicas, and the time of the first answer of a model that has rested.
 """
 
@@ -33,7 +33,7 @@ from sloop.demo.live import serving
 from sloop.demo.run import dump_yaml
 from sloop.events import Event, Planned
 from sloop.load import LoadPlan, run_load
-from sloop.serve.planner import Differ
+from sloop.serve.planner import PlanSender
 from sloop.sim import World, simulate
 from sloop.units import NS_PER_MS, NS_PER_S, s
 from sloop.workload import trace_of
@@ -93,7 +93,7 @@ class TimedCore:
 
     core: Core
     ticks: list[Tick] = field(default_factory=list)
-    _differ: Differ = field(default_factory=Differ)
+    _sender: PlanSender = field(default_factory=PlanSender)
 
     @property
     def wake_ns(self) -> int:
@@ -129,7 +129,7 @@ class TimedCore:
             given = self.core.plan_input
             assert given is not None
             begun_ns = time.perf_counter_ns()
-            encoded = msgspec.msgpack.encode(self._differ.changes(given))
+            encoded = msgspec.msgpack.encode(self._sender.request_of(given))
             self.ticks.append(Tick(now_ns / NS_PER_S, taken_ms, passed_ms(begun_ns), len(encoded)))
             self.ticks[-1].cpu_ms = (time.process_time_ns() - cpu_ns) / NS_PER_MS
         return actions

@@ -38,7 +38,7 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
-from sloop.serve.planner import Definition, Differ, Follower, PlannerProcess, PlanRequest
+from sloop.serve.planner import Definition, PlannerProcess, PlanReceiver, PlanRequest, PlanSender
 from sloop.systems.setup import build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore, save
 from sloop.units import ms, s
@@ -75,13 +75,13 @@ def key_of(each: Definition) -> str:
 
 
 class Mirrored:
-    """A core whose every request for a plan is also sent through `Differ` and `Follower`."""
+    """A core whose every request for a plan is also sent through `PlanSender` and `PlanReceiver`."""
 
     def __init__(self, *definitions: Definition) -> None:
         parts = [build(each.application, each.version, each.definition) for each in definitions]
         nodes = load_application(document("x", 1)).cluster
         self.core = Core(parts, nodes, build)
-        self.differ, self.follower = Differ(), Follower()
+        self.sender, self.receiver = PlanSender(), PlanReceiver()
         self.now_ns = 0
         self.requests = 0
         self.given: list[PlanInput] = []
@@ -91,7 +91,7 @@ class Mirrored:
             self.follow(each)
 
     def follow(self, each: Definition) -> None:
-        self.follower.add(build(each.application, each.version, each.definition))
+        self.receiver.add(build(each.application, each.version, each.definition))
 
     def tell(self, event: Event) -> None:
         actions = self.core.handle(self.now_ns, event)
@@ -126,24 +126,22 @@ class Mirrored:
             case Rollout():
                 for key in list(self.core.state.applications):
                     if key.partition("@")[0] == action.application:
-                        self.differ.forget_traffic(key)
+                        self.sender.forget_traffic(key)
                 if action.state is VersionState.RETIRED:
                     key = action.application if action.version == "1" else f"{action.application}@{action.version}"
-                    self.differ.forget(key)
-                    self.follower.discard(key)
+                    self.sender.forget(key)
+                    self.receiver.discard(key)
 
     def _plan(self) -> None:
         given = self.core.plan_input
         assert given is not None
         self.given.append(given)
-        sent = msgspec.msgpack.encode(self.differ.changes(given))
+        sent = msgspec.msgpack.encode(self.sender.request_of(given))
         self.bytes, self.requests = len(sent), self.requests + 1
-        followed = self.follower.input_of(msgspec.msgpack.decode(sent, type=PlanRequest))
+        followed = self.receiver.input_of(msgspec.msgpack.decode(sent, type=PlanRequest))
         assert readable(followed) == readable(given)
         planned = self.core.planner.plan(given)
         answer = msgspec.msgpack.decode(msgspec.msgpack.encode(planned), type=Planned)
-        self.differ.keep(answer.plans)
-        self.follower.keep(planned.plans)
         self._later.append((self.now_ns + ms(5), answer))
 
 

@@ -1,9 +1,9 @@
 """The planner process: it makes the plans of scaling policies that may take long, beside the event loop.
 
 It has policies and estimates of its own, built from the definitions of the applications. The server sends what the
-core's view of them is at each request for a plan, as changes: monitoring buckets are sent once, not all 600 of them
-every second; replicas, plans and corrections of estimates only if they have changed. From the changes the process
-builds the same `PlanInput`, so that a replay, which asks the policies of the core itself, gets the same plans.
+core's view of them is at each request for a plan; only monitoring buckets are sent once, not all 600 of them every
+second. From that the process builds the same `PlanInput`, so that a replay, which asks the policies of the core itself,
+gets the same plans.
 
 The process runs at the lowest priority, so that a policy at work does not delay requests. If a plan is late because all
 cores are busy, the process gets the usual priority until it answers. A process that dies, or does not answer for
@@ -81,43 +81,39 @@ Correction = tuple[float, float]
 """What an estimate has learnt: its factor, and how much the profile alone still counts in it."""
 
 
-class StageChanges(Struct, array_like=True):
-    """What has changed at a stage since the last request; None for what has not."""
+class SentStage(Struct, array_like=True):
+    """A stage, without what its definition says."""
 
     running: int
     visits: float
     queue: Sequence[Visit]
     series: BucketChanges
-    replicas: tuple[ReplicaView, ...] | None
-    corrections: Sequence[Correction] | None
+    replicas: tuple[ReplicaView, ...]
+    corrections: Sequence[Correction]
     starts: Sequence[tuple[str, str, int]]
     """`StageView.starts_ns`, each with its variant and hardware."""
 
 
-class ApplicationChanges(Struct, array_like=True):
-    """What has changed at an application version since it was last planned."""
+class SentApplication(Struct, array_like=True):
+    """An application version that is to be planned, without what its definition says."""
 
     key: str
     share: float
     weight: float
     bucket_ns: int
-    stages: Sequence[StageChanges]
+    stages: Sequence[SentStage]
     ingress: BucketChanges | None
     """None: the same as of its only stage."""
-    has_plan: bool
-    """Whether the plan in force is in `plan`; otherwise it is the one that the process has."""
     plan: Plan | None
 
 
 class PlanRequest(Struct, array_like=True):
-    """The changes since the last request."""
+    """A `PlanInput`, with the buckets that the process does not have."""
 
     number: int
     now_ns: int
-    nodes: Sequence[tuple[int, NodeView]]
-    """The nodes that have changed, by position."""
-    node_count: int
-    due: Sequence[ApplicationChanges]
+    nodes: tuple[NodeView, ...]
+    due: Sequence[SentApplication]
     others: Sequence[CoreDemand]
 
 
@@ -137,26 +133,21 @@ class SavedPolicies(Struct, array_like=True):
     """Why there is none."""
 
 
-class _Sent:
-    """What the process knows of an application version."""
+class _SentBuckets:
+    """Which buckets of an application version the process has."""
 
     def __init__(self, stages: int) -> None:
-        self.plan: Plan | None = None
-        self.has_plan = False
-        self.replicas: list[tuple[ReplicaView, ...]] = [()] * stages
-        self.corrections: list[Sequence[Correction]] = [()] * stages
         self.last_ns = [-1] * (stages + 1)
-        """Start of the last bucket of each stage and of the application."""
+        """Start of the last one of each stage and of the application."""
         self.complete = COMPLETE
         """How many of the next requests must have all buckets."""
 
 
-class Differ:
-    """Turns a `PlanInput` into what has changed since the last one."""
+class PlanSender:
+    """Turns a `PlanInput` into what is sent."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, _Sent] = {}
-        self._nodes: tuple[NodeView, ...] = ()
+        self._sent: dict[str, _SentBuckets] = {}
 
     def forget(self, key: str) -> None:
         """Send everything about an application version again."""
@@ -167,58 +158,38 @@ class Differ:
         if key in self._sent:
             self._sent[key].complete = COMPLETE
 
-    def keep(self, plans: Mapping[str, Plan]) -> None:
-        """The process has answered with these plans, so it has them."""
-        for key, plan in plans.items():
-            if key in self._sent:
-                self._sent[key].plan, self._sent[key].has_plan = plan, True
-
-    def changes(self, given: PlanInput) -> PlanRequest:
-        """The changes that lead from the previous input to this one."""
-        nodes, before = given.nodes, self._nodes
-        self._nodes = nodes
-        known = len(before)
-        changed = [(at, view) for at, view in enumerate(nodes) if at >= known or view is not before[at]]
+    def request_of(self, given: PlanInput) -> PlanRequest:
+        """What the process needs for this input, which follows those before."""
         due = [self._application(view) for view in given.due]
-        return PlanRequest(given.number, given.now_ns, changed, len(nodes), due, given.others)
+        return PlanRequest(given.number, given.now_ns, given.nodes, due, given.others)
 
-    def _application(self, view: ApplicationView) -> ApplicationChanges:
+    def _application(self, view: ApplicationView) -> SentApplication:
         sent = self._sent.get(view.key)
         if sent is None:
-            self._sent[view.key] = sent = _Sent(len(view.stages))
-        stages = [self._stage(sent, at, stage) for at, stage in enumerate(view.stages)]
-        has_plan = not sent.has_plan or view.plan is not sent.plan
-        sent.plan, sent.has_plan = view.plan, True
+            self._sent[view.key] = sent = _SentBuckets(len(view.stages))
+        stages = [_sent_stage(sent, at, stage) for at, stage in enumerate(view.stages)]
         is_same = len(stages) == 1 and _are_same(view.ingress.buckets, view.stages[0].buckets)
         ingress = None if is_same else _series(sent, -1, view.ingress.buckets)
         sent.complete = max(0, sent.complete - 1)
-        return ApplicationChanges(
+        return SentApplication(
             key=view.key,
             share=view.share,
             weight=view.weight,
             bucket_ns=view.ingress.bucket_ns,
             stages=stages,
             ingress=ingress,
-            has_plan=has_plan,
-            plan=view.plan if has_plan else None,
+            plan=view.plan,
         )
 
-    def _stage(self, sent: _Sent, at: int, stage: StageView) -> StageChanges:
-        replicas = None if stage.replicas == sent.replicas[at] else stage.replicas
-        sent.replicas[at] = stage.replicas
-        corrections: Sequence[Correction] | None = [
-            (belief.correction, belief.prior_weight) for belief in stage.beliefs.values()
-        ]
-        if corrections == sent.corrections[at]:
-            corrections = None
-        else:
-            sent.corrections[at] = corrections or ()
-        series = _series(sent, at, stage.buckets)
-        starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
-        return StageChanges(stage.running, stage.visits, stage.queue, series, replicas, corrections, starts)
+
+def _sent_stage(sent: _SentBuckets, at: int, stage: StageView) -> SentStage:
+    corrections = [(belief.correction, belief.prior_weight) for belief in stage.beliefs.values()]
+    series = _series(sent, at, stage.buckets)
+    starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
+    return SentStage(stage.running, stage.visits, stage.queue, series, stage.replicas, corrections, starts)
 
 
-def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
+def _series(sent: _SentBuckets, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
     last_ns = sent.last_ns[at]
     if buckets:
         sent.last_ns[at] = buckets[-1].start_ns
@@ -249,7 +220,7 @@ class PlannerProcess:
         self._report: Callable[[Planned], None] = lambda _: None
         self._answer_s_max, self._late_s = answer_s_max, late_s
         self._definitions: dict[str, bytes] = {}
-        self._differ = Differ()
+        self._sender = PlanSender()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Planned)
         self._process: subprocess.Popen[bytes] | None = None
@@ -295,13 +266,13 @@ class PlannerProcess:
 
     def discard(self, key: str) -> None:
         """An application version has ended."""
-        self._differ.forget(key)
+        self._sender.forget(key)
         if self._definitions.pop(key, None) is not None and self._link is not None:
             self._link.send(FrameKind.DISCARD, payload=[key.encode()])
 
     def traffic_changed(self, key: str) -> None:
         """The past traffic of an application version has changed, because other versions have begun or ended."""
-        self._differ.forget_traffic(key)
+        self._sender.forget_traffic(key)
 
     def start(self) -> None:
         """Start the process."""
@@ -339,7 +310,7 @@ class PlannerProcess:
             self._report(Planned(given.number, {}, dict.fromkeys(keys, why), restarted=True))
             return
         self._asked = (given.number, keys)
-        self._link.send(FrameKind.PLAN, given.number, payload=[self._encoder.encode(self._differ.changes(given))])
+        self._link.send(FrameKind.PLAN, given.number, payload=[self._encoder.encode(self._sender.request_of(given))])
         self._late_timer = self._loop.call_later(self._late_s, self._hurry)
         self._answer_timer = self._loop.call_later(self._answer_s_max, self._give_up)
 
@@ -374,7 +345,6 @@ class PlannerProcess:
         if self._is_hurried and self._process is not None:
             self._is_hurried = False
             set_priority(self._process.pid, humble=True)
-        self._differ.keep(planned.plans)
         self._report(planned)
 
     def _hurry(self) -> None:
@@ -405,7 +375,7 @@ class PlannerProcess:
         after_s = min(RESTART_S_MAX, 2.0 ** (self._failures - 2)) if self._failures > 1 else 0.0
         again = f"in {after_s:g} s" if after_s else "at once"
         _log.error("the planner process %s; the plans in force stay, and another process starts %s", why, again)
-        self._differ = Differ()
+        self._sender = PlanSender()
         self._is_hurried = False
         number, keys = self._asked or (self._number, ())
         self._asked = None
@@ -444,35 +414,27 @@ class _Known:
         self.beliefs: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
         for (name, variant, hardware), belief in parts.beliefs.items():
             self.beliefs[name][variant, hardware] = belief
-        self.plan: Plan | None = None
-        self.replicas: dict[str, tuple[ReplicaView, ...]] = {}
         self.buckets: dict[str, list[Bucket]] = {}
         """By stage; those of the application under ""."""
 
-    def view(self, changes: ApplicationChanges) -> ApplicationView:
-        """The application version after these changes."""
-        stages = tuple(
-            [self._stage(*pair, changes.bucket_ns) for pair in zip(self.stages, changes.stages, strict=True)]
-        )
-        if changes.has_plan:
-            self.plan = changes.plan
-        ingress = stages[0].buckets if changes.ingress is None else self._follow("", changes.ingress)
+    def view(self, sent: SentApplication) -> ApplicationView:
+        """The application version as it is now."""
+        stages = tuple([self._stage(*pair, sent.bucket_ns) for pair in zip(self.stages, sent.stages, strict=True)])
+        ingress = stages[0].buckets if sent.ingress is None else self._follow("", sent.ingress)
         return ApplicationView(
-            key=changes.key,
+            key=sent.key,
             stages=stages,
-            ingress=Traffic(buckets=ingress, bucket_ns=changes.bucket_ns),
-            share=changes.share,
-            weight=changes.weight,
+            ingress=Traffic(buckets=ingress, bucket_ns=sent.bucket_ns),
+            share=sent.share,
+            weight=sent.weight,
             paths=self.paths,
-            plan=self.plan,
+            plan=sent.plan,
         )
 
-    def _stage(self, declared: tuple[str, tuple[str, ...]], changes: StageChanges, bucket_ns: int) -> StageView:
+    def _stage(self, declared: tuple[str, tuple[str, ...]], sent: SentStage, bucket_ns: int) -> StageView:
         name, after = declared
-        if changes.replicas is not None:
-            self.replicas[name] = changes.replicas
         beliefs = self.beliefs[name]
-        for belief, correction in zip(beliefs.values(), changes.corrections or (), strict=bool(changes.corrections)):
+        for belief, correction in zip(beliefs.values(), sent.corrections, strict=True):
             assert isinstance(belief, Estimate), belief
             belief.apply(*correction)
         return StageView(
@@ -480,13 +442,13 @@ class _Known:
             slo_ns=self.slo_ns,
             after=after,
             beliefs=beliefs,
-            replicas=self.replicas.get(name, ()),
-            queue=tuple(changes.queue),
-            running=changes.running,
-            buckets=self._follow(name, changes.series),
+            replicas=sent.replicas,
+            queue=tuple(sent.queue),
+            running=sent.running,
+            buckets=self._follow(name, sent.series),
             bucket_ns=bucket_ns,
-            visits=changes.visits,
-            starts_ns={(variant, hardware): start_ns for variant, hardware, start_ns in changes.starts},
+            visits=sent.visits,
+            starts_ns={(variant, hardware): start_ns for variant, hardware, start_ns in sent.starts},
         )
 
     def _follow(self, name: str, series: BucketChanges) -> tuple[Bucket, ...]:
@@ -503,34 +465,24 @@ class _Known:
         return tuple(kept)
 
 
-class Follower:
-    """Builds each `PlanInput` from what has changed since the last one: the inverse of `Differ`."""
+class PlanReceiver:
+    """Builds each `PlanInput` from what was sent: the inverse of `PlanSender`."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._nodes: list[NodeView] = []
 
     def add(self, parts: ApplicationParts) -> None:
-        """Follow one more application version."""
+        """Know one more application version."""
         self._known[parts.key] = _Known(parts)
 
     def discard(self, key: str) -> None:
         """An application version has ended."""
         self._known.pop(key, None)
 
-    def keep(self, plans: Mapping[str, Plan]) -> None:
-        """The server gets these plans, and does not send them back."""
-        for key, plan in plans.items():
-            self._known[key].plan = plan
-
     def input_of(self, request: PlanRequest) -> PlanInput:
-        """The input after these changes. Leaves out application versions that it does not follow."""
-        nodes = self._nodes
-        del nodes[request.node_count :]
-        for at, view in request.nodes:
-            nodes[at : at + 1] = [view]
+        """The input that was sent. Leaves out application versions that it does not know."""
         due = tuple([self._known[each.key].view(each) for each in request.due if each.key in self._known])
-        return PlanInput(request.number, request.now_ns, tuple(nodes), due, tuple(request.others))
+        return PlanInput(request.number, request.now_ns, request.nodes, due, tuple(request.others))
 
 
 class PlanningProcess:
@@ -538,7 +490,7 @@ class PlanningProcess:
 
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
-        self._planner, self._follower = Planner(), Follower()
+        self._planner, self._receiver = Planner(), PlanReceiver()
         self._parts: dict[str, ApplicationParts] = {}
         self._broken: dict[str, str] = {}
         """By key, why an application version cannot be built."""
@@ -565,13 +517,13 @@ class PlanningProcess:
             self._broken[key] = f"{type(error).__name__}: {error}"
             return
         self._parts[key] = parts
-        self._follower.add(parts)
+        self._receiver.add(parts)
         self._planner.add(key, parts.policies)
 
     def _discard(self, key: str) -> None:
         if self._broken.pop(key, None) is None:
             self._planner.discard(key)
-        self._follower.discard(key)
+        self._receiver.discard(key)
         self._parts.pop(key, None)
 
     def _saved(self) -> SavedPolicies:
@@ -582,10 +534,9 @@ class PlanningProcess:
 
     def _answer(self, payload: memoryview) -> bytes:
         request = self._requests.decode(payload)
-        planned = self._planner.plan(self._follower.input_of(request))
+        planned = self._planner.plan(self._receiver.input_of(request))
         broken = {each.key: self._broken[each.key] for each in request.due if each.key in self._broken}
         planned = msgspec.structs.replace(planned, errors=planned.errors | broken)
-        self._follower.keep(planned.plans)
         return self._encoder.encode(planned)
 
 
