@@ -180,8 +180,8 @@ def batch_normalise(walk: RowWalk, node: OperatorNode) -> Fact:
     return first_input(walk, node)
 
 
-def dropout(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Dropout, which does nothing unless it trains."""
+def keep_axis(walk: RowWalk, node: OperatorNode) -> Fact:
+    """Dropout, which does nothing unless it trains, and operators that encode each element in a new last axis."""
     return walk.rows_of(node.input(0))
 
 
@@ -539,11 +539,6 @@ def max_pool(walk: RowWalk, node: OperatorNode) -> Fact:
     return first_input(walk, node)
 
 
-def add_outer(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Operators that encode each element in a new last axis."""
-    return walk.rows_of(node.input(0))
-
-
 def extract(walk: RowWalk, node: OperatorNode) -> Fact:
     """ArrayFeatureExtractor, along the last axis: the same entries of each row, or an entry of a constant
     table for each row."""
@@ -783,7 +778,7 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     "QLinearMatMul": product(0, 3),
     "MeanVarianceNormalization": mean_variance,
     "BatchNormalization": batch_normalise,
-    "Dropout": dropout,
+    "Dropout": keep_axis,
     "DFT": fourier,
     "Transpose": transpose,
     "Concat": concatenate,
@@ -799,7 +794,7 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     "Compress": compress,
     "ReverseSequence": reverse_sequence,
     "MaxPool": max_pool,
-    "OneHotEncoder": add_outer,
+    "OneHotEncoder": keep_axis,
     "ArrayFeatureExtractor": extract,
     "Shape": shape_of,
     "Size": size_of,

@@ -8,7 +8,7 @@ predicted), clipped to [0.8, 1.5].
 """
 
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
@@ -96,6 +96,15 @@ class Estimate:
         self._blocks: Cache[tuple[float, float, float], BlockCosts] = Cache()
         """By the cores of a body and of its shadow, and the factor."""
         self._shapes: dict[Shape, ShapeEstimate] = {}
+
+    @property
+    def _declared(self) -> dict[str, Any]:
+        """What an estimate of the same variant on the same hardware is made with."""
+        return {"variant": self.variant, "hardware": self.hardware, "accuracy": self.accuracy}
+
+    def times(self, factor: float) -> "Estimate":
+        """The estimate, as it begins, for a machine on which everything takes `factor` times as long."""
+        return Estimate(self.profile, **self._declared, margin=self.margin * factor)
 
     def of(self, shape: Shape) -> "Estimate":
         """The estimate for replicas of another shape, which learns only from their batches; this one for `ALONE`."""
@@ -284,14 +293,7 @@ class ShapeEstimate(Estimate):
     __slots__ = ("_shape", "_shares", "_whole")
 
     def __init__(self, whole: Estimate, shape: Shape) -> None:
-        super().__init__(
-            whole.profile,
-            variant=whole.variant,
-            hardware=whole.hardware,
-            accuracy=whole.accuracy,
-            margin=whole.margin,
-            correct=whole._correct,
-        )
+        super().__init__(whole.profile, **whole._declared, margin=whole.margin, correct=whole._correct)
         self._whole = whole
         self._shape = shape
         self._shares: Cache[float, tuple[float, ...]] = Cache()
@@ -351,14 +353,7 @@ class CrowdedEstimate(Estimate):
     __slots__ = ("_count", "_whole")
 
     def __init__(self, whole: Estimate, count: int) -> None:
-        super().__init__(
-            whole.profile,
-            variant=whole.variant,
-            hardware=whole.hardware,
-            accuracy=whole.accuracy,
-            margin=whole.margin,
-            correct=False,
-        )
+        super().__init__(whole.profile, **whole._declared, margin=whole.margin, correct=False)
         self._whole, self._count = whole, count
 
     def latency_ms(self, batch: int, slot: Slot) -> float:

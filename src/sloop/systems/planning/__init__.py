@@ -15,7 +15,6 @@ from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.options import nearest
-from sloop.profile.estimate import Estimate
 from sloop.profile.passes import range_advice, speed_range
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.systems.planning.infeasibility import unused_kinds
@@ -259,16 +258,7 @@ def _predicted_range_ms(application: ApplicationPrediction) -> tuple[float | Non
         return None, None
     ends_ms = []
     for end in ("fast", "slow"):
-        at_end = {
-            key: Estimate(
-                belief.profile,
-                variant=belief.variant,
-                hardware=belief.hardware,
-                accuracy=belief.accuracy,
-                margin=belief.margin * (getattr(ranges[key], end) if ranges[key] else 1.0),
-            )
-            for key, belief in beliefs.items()
-        }
+        at_end = {key: belief.times(getattr(ranges[key], end, 1.0)) for key, belief in beliefs.items()}
         setup = replace(application.setup, beliefs=at_end)
         ends_ms.append(PlanPrediction(setup, timing.plan, timing.rate_rps, timing.arrivals).predicted_ms)
     return min(ends_ms[0], timing.predicted_ms), max(ends_ms[1], timing.predicted_ms)
