@@ -21,6 +21,7 @@ from sloop.profile.measure import (
     RUNS_FEW,
     RUNS_MIN,
     CellRuns,
+    TimedBatch,
     Timing,
     by_affinity,
     default_cores,
@@ -268,8 +269,9 @@ def test_runs_at_least_a_few_times_whatever_the_budget() -> None:
     with ours, theirs:
         thread = threading.Thread(target=answer)
         thread.start()
-        timing = Timing(ours, None, None, budget_ns=0, runs_min=20)
-        assert len(timing.runs([memoryview(b"data")], 5)) == 20
+        theirs.sendall(b"data")
+        timing = Timing(ours, None, budget_ns=0, runs_min=20)
+        assert len(timing.runs(TimedBatch(ours, None, BatchReady(1, (4,), 5)))) == 20
         timing.end(STOP)
         thread.join()
     assert runs == [b"data"] * 21  # one to warm up
@@ -378,9 +380,11 @@ def test_a_pass_that_takes_too_long_is_reported(tmp_path: Path) -> None:
 def test_a_process_that_hangs_up_is_noticed() -> None:
     ours, theirs = socket.socketpair()
     with ours:
+        theirs.sendall(b"data")
+        batch = TimedBatch(ours, None, BatchReady(1, (4,), 5))
         theirs.close()
         with pytest.raises(OSError, match=r"closed|pipe|reset"):
-            Timing(ours, None, None, budget_ns=0, runs_min=20).runs([memoryview(b"data")], 5)
+            Timing(ours, None, budget_ns=0, runs_min=20).runs(batch)
 
 
 def test_fits_only_what_the_points_suffice_for() -> None:

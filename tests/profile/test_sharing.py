@@ -91,8 +91,8 @@ def test_a_worker_has_a_thread_for_each_core(tmp_path: Path) -> None:
         worker.begin()
         while worker.receive() is None:
             pass
-        outputs = np.frombuffer(bytes(worker._outputs[: 2 * 4 * 4]), np.float32)
-        inputs = np.frombuffer(bytes(worker._inputs[0]), np.float32)
+        outputs = np.frombuffer(bytes(worker.batch.outputs[: 2 * 4 * 4]), np.float32)
+        inputs = np.frombuffer(bytes(worker.batch.inputs[0]), np.float32)
         assert outputs == pytest.approx(3 * inputs)
         assert worker.end().cores == 3
 

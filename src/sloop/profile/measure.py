@@ -528,14 +528,14 @@ def measure_on(
         process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
         pauses = PAUSES if order.cores.is_integer() else (0.0,)
         budget_ns = round(seconds * NS_PER_S)
-        timing = Timing(sock, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
+        timing = Timing(sock, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
         with limit(process.pid, order.cores):
             process.order(order)
             for message in process.answers(BatchReady | LoadReport):
                 if isinstance(message, LoadReport):
                     yield structs.replace(message, process_ms=process_ms)
                     return
-                found = CellRuns(message.batch, order.cores, timing.of(message))
+                found = CellRuns(message.batch, order.cores, timing.runs(TimedBatch(sock, shared, message)))
                 timing.end(LAST if enough(found) else STOP)
                 yield found
 
@@ -573,20 +573,53 @@ def timed_process(
         yield TimedProcess(process, ours, shared)
 
 
+class TimedBatch:
+    """Our side of a batch size that a process is ready to run (`sloop.profile.timed_process`), with its inputs.
+
+    What a socket raises if the other end closes it is raised.
+    """
+
+    def __init__(self, sock: socket.socket, shared: SharedMemory | None, ready: BatchReady) -> None:
+        self.size, self._sock = ready.batch, sock
+        self.inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
+        for view in self.inputs:
+            receive_into(sock, view)
+        self._message = b"".join((RUN, *self.inputs))
+        self._shared = shared if sum(ready.input_bytes) >= SHARED_BYTES_MIN else None  # as in service
+        self.outputs = memoryview(bytearray(ready.output_bytes))
+        self._missing, self._began_ns = self.outputs[:0], 0
+
+    def begin(self) -> None:
+        """Send the inputs."""
+        self._began_ns, self._missing = perf_counter_ns(), self.outputs
+        if self._shared is not None:
+            write_tensors(self._shared, [[array] for array in self.inputs])
+            self._sock.sendall(RUN)
+        else:
+            self._sock.sendall(self._message)
+
+    def receive(self) -> int | None:
+        """Read outputs. The duration of the run in ns when all have arrived."""
+        count = self._sock.recv_into(self._missing)
+        if not count:
+            raise ConnectionError("the other end closed")
+        self._missing = self._missing[count:]
+        return None if self._missing else perf_counter_ns() - self._began_ns
+
+
 class Timing:
     """Times runs over the socket of one process, and serves `load`, if any, in the same loop."""
 
     def __init__(
         self,
         sock: socket.socket,
-        shared: SharedMemory | None,
         load: ServiceLoad | None,
         *,
         budget_ns: int,
         runs_min: int,
         pauses: Sequence[float] = PAUSES,
     ) -> None:
-        self._sock, self._shared, self._load = sock, shared, load
+        self._sock, self._load = sock, load
         self._budget_ns, self._runs_min, self._pauses = budget_ns, runs_min, pauses
 
     @property
@@ -594,35 +627,22 @@ class Timing:
         """How long to wait for an answer."""
         return self._sock.gettimeout() or SILENCE_S
 
-    def of(self, ready: BatchReady) -> list[int]:
-        """Durations in ns of the runs of one batch size, after receiving its inputs."""
-        inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
-        for view in inputs:
-            receive_into(self._sock, view)
-        return self.runs(inputs, ready.output_bytes, ready.batch)
-
-    def runs(self, inputs: Sequence[memoryview], output_bytes: int, batch: int = 1) -> list[int]:
+    def runs(self, batch: TimedBatch) -> list[int]:
         """Durations in ns of the runs after warm-up: as many as fit the time budget, at least `runs_min`."""
-        message, outputs = b"".join((RUN, *inputs)), memoryview(bytearray(output_bytes))
-        shared = self._shared if len(message) - len(RUN) >= SHARED_BYTES_MIN else None  # as in service
 
         def run_ns() -> int:
-            begin_ns = perf_counter_ns()
-            if shared is not None:
-                write_tensors(shared, [[array] for array in inputs])
-                self._sock.sendall(RUN)
-            else:
-                self._sock.sendall(message)
+            batch.begin()
             if self._load is not None:
                 self._load.wait_for(self._sock, self.silence_s)
-            receive_into(self._sock, outputs)
-            return perf_counter_ns() - begin_ns
+            while (took_ns := batch.receive()) is None:
+                pass
+            return took_ns
 
         warm_ns = self._warm_up(run_ns)
         if self._load is not None:
             later_ns = warm_ns[len(warm_ns) // 2 :]
             cycle_s = (1 + fmean(self._pauses)) * fmean(later_ns) / NS_PER_S
-            self._load.set_rate(batch / cycle_s, len(message) // batch)
+            self._load.set_rate(batch.size / cycle_s, sum(map(len, batch.inputs)) // batch.size)
         runs_ns: list[int] = []
         start_ns = perf_counter_ns()
         while len(runs_ns) < self._runs_min or (

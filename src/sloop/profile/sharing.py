@@ -37,10 +37,10 @@ from sloop.cuda import GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.machine import capacity, hardware_name
 from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing, held_out_error
-from sloop.profile.measure import PASSES, order_of, timed_process
+from sloop.profile.measure import PASSES, TimedBatch, order_of, timed_process
 from sloop.profile.measured_process import SILENCE_S, MeasuredProcess
-from sloop.profile.timed_process import LAST, RUN, BatchReady, LoadReport, receive_into
-from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
+from sloop.profile.timed_process import LAST, BatchReady, LoadReport
+from sloop.shared_memory import SharedMemory
 from sloop.units import NS_PER_S
 
 TOGETHER: Final = 6
@@ -208,25 +208,12 @@ class RunningWorker:
     def __init__(self, process: MeasuredProcess, sock: socket.socket, shared: SharedMemory | None) -> None:
         self.process, self.sock = process, sock
         self._answers = process.answers(BatchReady | LoadReport)
-        ready: BatchReady = next(self._answers)
-        self._inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
-        for view in self._inputs:
-            receive_into(sock, view)
-        self._message = b"".join((RUN, *self._inputs))
-        self._shared = shared if len(self._message) - len(RUN) >= SHARED_BYTES_MIN else None  # as in service
-        self._outputs = memoryview(bytearray(ready.output_bytes))
-        self._missing = self._outputs[:0]
-        self._began_ns = 0
+        self.batch = TimedBatch(sock, shared, next(self._answers))
 
     def begin(self) -> None:
         """Send the inputs of a batch. MachineError if the process has died."""
-        self._began_ns, self._missing = perf_counter_ns(), self._outputs
         try:
-            if self._shared is not None:
-                write_tensors(self._shared, [[array] for array in self._inputs])
-                self.sock.sendall(RUN)
-            else:
-                self.sock.sendall(self._message)
+            self.batch.begin()
         except OSError as error:
             raise self._died() from error
 
@@ -234,13 +221,9 @@ class RunningWorker:
         """Read the outputs that have arrived. Returns the duration of the batch in ns when all of them have.
         MachineError if the process has died."""
         try:
-            count = self.sock.recv_into(self._missing)
+            return self.batch.receive()
         except OSError as error:
             raise self._died() from error
-        if not count:
-            raise self._died()
-        self._missing = self._missing[count:]
-        return None if self._missing else perf_counter_ns() - self._began_ns
 
     def end(self) -> LoadReport:
         """End the process; returns its report."""
