@@ -167,63 +167,50 @@ def latency_cdf(
 ) -> Figure:
     """The cumulative distribution of end-to-end latency over answered requests. `others_ms` are deadlines of paths."""
     answered = {label: summary for label, summary in runs.items() if len(summary.latencies_ns)}
-    series = tuple(
-        Series(label, tuple(summary.latency_ms(QUANTILES)), tuple(100 * share for share in QUANTILES))
-        for label, summary in answered.items()
-    )
+    curves = {label: summary.latency_ms(QUANTILES) for label, summary in answered.items()}
     p99 = "; ".join(f"{label} p99 {summary.latency_ms([0.99])[0]:.0f} ms" for label, summary in answered.items())
-    marks: tuple[Mark, ...] = () if slo_ms is None else (Mark(f"SLO {slo_ms:g} ms", "x", slo_ms),)
-    marks += tuple(Mark(f"path {other_ms:g} ms", "x", other_ms) for other_ms in others_ms)
-    return Figure(
-        name=name,
-        title="End-to-end latency",
-        x_label="latency, ms",
-        panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
-        alt=f"Cumulative distribution of end-to-end latency. {p99}",
-    )
+    marks = [] if slo_ms is None else [Mark(f"SLO {slo_ms:g} ms", "x", slo_ms)]
+    marks += [Mark(f"path {other_ms:g} ms", "x", other_ms) for other_ms in others_ms]
+    alt = f"Cumulative distribution of end-to-end latency. {p99}"
+    return _cdf(name, "End-to-end latency", "latency, ms", curves, marks, alt)
 
 
 def deadline_cdf(applications: Mapping[str, Figures], *, name: str = "latency") -> Figure:
     """The cumulative distribution of latency of several applications, each as a share of its deadline."""
     answered = {label: figures for label, figures in applications.items() if len(figures.latencies_ns)}
-    series = tuple(
-        Series(
-            f"{label} ({figures.slo_ms:g} ms)",
-            tuple(100 * latency_ms / figures.slo_ms for latency_ms in figures.latency_ms(QUANTILES)),
-            tuple(100 * share for share in QUANTILES),
-        )
+    curves = {
+        f"{label} ({figures.slo_ms:g} ms)": [
+            100 * latency_ms / figures.slo_ms for latency_ms in figures.latency_ms(QUANTILES)
+        ]
         for label, figures in answered.items()
-    )
+    }
     p99 = "; ".join(
         f"{label} p99 {figures.latency_ms([0.99])[0]:.0f} of {figures.slo_ms:g} ms"
         for label, figures in answered.items()
     )
-    panel = Panel(y_label="answered requests, %", series=series, marks=(Mark("deadline", "x", 100.0),))
-    return Figure(
-        name=name,
-        title="End-to-end latency of each application",
-        x_label="latency, % of the deadline",
-        panels=(panel,),
-        alt=f"Cumulative distribution of end-to-end latency, relative to each application's deadline. {p99}",
-    )
+    title, x_label = "End-to-end latency of each application", "latency, % of the deadline"
+    alt = f"Cumulative distribution of end-to-end latency, relative to each application's deadline. {p99}"
+    return _cdf(name, title, x_label, curves, [Mark("deadline", "x", 100.0)], alt)
 
 
 def route_cdf(label: str, summary: Figures, *, name: str = "routes") -> Figure:
     """The latency distribution of each of the most frequent routes through a graph, with their deadlines."""
     taken = dict(list(summary.route_latencies_ms(QUANTILES).items())[:ROUTES_MAX])
-    series = tuple(
-        Series(", ".join(stages) or OTHER_ROUTES, tuple(at_ms), tuple(100 * share for share in QUANTILES))
-        for stages, at_ms in taken.items()
-    )
+    curves = {", ".join(stages) or OTHER_ROUTES: at_ms for stages, at_ms in taken.items()}
     deadlines_ms = sorted({row.slo_ms for row in summary.routes() if row.stages in taken})
-    marks = tuple(Mark(f"deadline {slo_ms:g} ms", "x", slo_ms) for slo_ms in deadlines_ms)
-    return Figure(
-        name=name,
-        title=f"Latency of each route through the graph ({label})",
-        x_label="latency, ms",
-        panels=(Panel(y_label="answered requests, %", series=series, marks=marks),),
-        alt=f"Cumulative distributions of end-to-end latency, one for each of {len(series)} routes through the graph.",
-    )
+    marks = [Mark(f"deadline {slo_ms:g} ms", "x", slo_ms) for slo_ms in deadlines_ms]
+    alt = f"Cumulative distributions of end-to-end latency, one for each of {len(curves)} routes through the graph."
+    return _cdf(name, f"Latency of each route through the graph ({label})", "latency, ms", curves, marks, alt)
+
+
+def _cdf(
+    name: str, title: str, x_label: str, curves: Mapping[str, Sequence[float]], marks: Sequence[Mark], alt: str
+) -> Figure:
+    """Cumulative distributions, each by its values at `QUANTILES`."""
+    shares = tuple(100 * share for share in QUANTILES)
+    series = tuple(Series(label, tuple(values), shares) for label, values in curves.items())
+    panel = Panel(y_label="answered requests, %", series=series, marks=tuple(marks))
+    return Figure(name=name, title=title, x_label=x_label, panels=(panel,), alt=alt)
 
 
 def thin(x: Sequence[float], y: Sequence[float], points_max: int = POINTS_MAX) -> tuple[list[float], list[float]]:
