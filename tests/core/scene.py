@@ -221,6 +221,14 @@ class Acting:
         self.actions += new
         return new
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return all(application.is_idle for application in self.core.state.applications.values())
+
+    def is_resting(self, key: str) -> bool:
+        return self.core._control.of(key).is_resting
+
     def warm_up(self) -> None:
         """The first tick; every replica that it starts is ready at once."""
         actions = self.act(0, WOKE)

@@ -53,7 +53,7 @@ def play(choices: list[int]) -> tuple[list[tuple[int, Event]], list[Action]]:
     ends = [a for a in scene.actions if isinstance(a, End)]
     assert sorted(end.request for end in ends) == list(range(id)), "every request ends exactly once"
     assert all(end.outcome is not Outcome.REJECTED for end in ends)
-    assert scene.core.is_idle
+    assert scene.is_idle
     return events, scene.actions
 
 

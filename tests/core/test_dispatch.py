@@ -146,7 +146,7 @@ def test_a_draining_server_rejects_new_requests_and_finishes_open_ones() -> None
     scene.act(11, Finished(B0, R0, ms(11)))
     scene.act(22, Finished(BatchId(1), R0, ms(11)))
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.REJECTED}
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 def test_an_idle_core_waits_for_the_next_tick() -> None:
@@ -200,7 +200,7 @@ def test_a_request_of_a_graph_that_fails_on_one_branch_ends_once() -> None:
     scene.act(20, BatchFailed(left.batch, left.replica, "boom"))
     scene.act(22, Finished(right.batch, right.replica, ms(11)))
     assert outcomes(scene) == {1: Outcome.FAILED}
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 CHAIN = graph(a={}, b={"after": ("a",)}, c={"after": ("b",)})

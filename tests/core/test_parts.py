@@ -80,7 +80,7 @@ def test_a_request_without_parts_goes_on_or_is_answered() -> None:
     find = scene.actions[-1]
     assert isinstance(find, StartBatch)
     assert scene.act(41, done(find, (0, 0))) == [End(RequestId(2), Outcome.SERVED)]
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
@@ -89,7 +89,7 @@ def test_more_parts_than_a_stage_takes_fail_the_request_and_say_so() -> None:
     (failed,) = scene.act(11, done(started(scene.actions, "find"), (7, 1)))
     why = "find sends 7 parts to read, which takes at most 6 per request"
     assert failed == End(RequestId(1), Outcome.FAILED, why, stage="find")
-    assert scene.core.is_idle
+    assert scene.is_idle
     assert scene.application.stages["read"].monitor.waiting == 0
 
 
@@ -105,7 +105,7 @@ def test_tensors_that_do_not_fit_fail_their_request_and_none_of_its_batch() -> N
     assert tell.requests == (2, 4)
     scene.act(40, done(tell, faults=(1,)))
     assert outcomes(scene) == {1: Outcome.SERVED, 2: Outcome.SERVED, 3: Outcome.FAILED, 4: Outcome.FAILED}
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 def test_two_items_along_a_plain_edge_fail_the_request() -> None:
@@ -121,7 +121,7 @@ def test_a_request_with_a_failed_part_ends_and_its_other_parts_are_removed() -> 
     read = started(scene.act(11, done(started(scene.actions, "find"), (6, 1))), "read")
     failed = End(RequestId(1), Outcome.FAILED, "boom", stage="read")
     assert scene.act(12, BatchFailed(read.batch, read.replica, "boom")) == [failed]
-    assert scene.core.is_idle
+    assert scene.is_idle
     assert scene.application.stages["read"].monitor.waiting == 0
     assert scene.application.ingress.waiting == 0
 
@@ -135,7 +135,7 @@ def test_parts_of_a_lost_batch_are_retried_with_their_numbers() -> None:
     assert (retried.requests, sorted(retried.parts)) == ((1, 1, 1), [0, 1, 2])
     scene.act(14, WorkerLost(again.worker, "killed"))
     assert outcomes(scene) == {1: Outcome.FAILED}
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 @pytest.mark.parametrize("wakes", [True, False])
@@ -157,7 +157,7 @@ def test_all_parts_of_a_dropped_request_leave_the_queue_at_once(monkeypatch: pyt
     scene.act(1002, done(read))
     assert outcomes(scene) == {1: Outcome.DROPPED}
     assert [count for count in removed if count] == [996]
-    assert scene.core.is_idle
+    assert scene.is_idle
     assert scene.application.stages["read"].monitor.waiting == 0
 
 

@@ -333,13 +333,13 @@ def test_an_application_without_requests_rests_and_wakes_with_the_next() -> None
     actions = scene.act(5000, WOKE)
     assert ("rest", "x") in notes(actions)
     assert [a.worker for a in actions if isinstance(a, StopWorker)] == [0]
-    assert scene.core.is_resting("x")
-    assert not scene.core.is_resting("y")
+    assert scene.is_resting("x")
+    assert not scene.is_resting("y")
     scene.act(5001, WorkerStopped(ReplicaId(0)))
     scene.act(6000, WOKE)
     actions = scene.act(6100, request(2, application="x", at_ms=6100))
     assert started(actions) == [("x/only", 1.0)]
-    assert not scene.core.is_resting("x")
+    assert not scene.is_resting("x")
 
 
 def test_an_application_that_wakes_while_others_are_planned_is_planned_after_them() -> None:
@@ -347,7 +347,7 @@ def test_an_application_that_wakes_while_others_are_planned_is_planned_after_the
     settle(scene, 0, scene.act(0, WOKE))
     settle(scene, 1, scene.act(1, scene.core.planner.plan(scene.core.plan_input)))  # type: ignore[arg-type]
     settle(scene, 10_000, scene.act(10_000, WOKE))
-    assert scene.core.is_resting("x")
+    assert scene.is_resting("x")
     assert RequestPlan in kinds(scene.act(10_500, request(1, application="y", at_ms=10_500)))
     assert kinds(scene.act(10_600, request(2, application="x", at_ms=10_600))) == []
     scene.act(10_700, scene.core.planner.plan(scene.core.plan_input))  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def test_a_client_that_leaves_between_two_tries_is_forgotten() -> None:
     scene.act(2, Cancelled(RequestId(2)))
     assert batches(scene.act(3, done(batch))) == []
     assert ends(scene.actions)[2] == (Outcome.DROPPED, "the client went away")
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 def test_a_smaller_limit_of_a_new_plan_holds_for_tries_as_well() -> None:
@@ -274,7 +274,7 @@ def test_a_request_of_a_stalled_batch_ends_at_its_deadline_and_the_others_are_se
         1: Outcome.DROPPED,
         2: Outcome.SERVED,
     }
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 def wakes(scene: Scene, until_ms: float) -> list[int]:
@@ -320,7 +320,7 @@ def test_a_stalled_batch_in_a_graph_ends_its_request_once() -> None:
     wakes(scene, 1_600)
     assert {id: outcome for id, (outcome, _) in ends(scene.actions).items()} == dict.fromkeys((1, 2), Outcome.DROPPED)
     assert scene.act(1_700, done(batch)) == []
-    assert scene.core.is_idle
+    assert scene.is_idle
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_every_good_request_is_served_and_every_other_fails_after_few_tries(
     assert {id: outcome in answered for id, outcome in outcomes.items()} == {
         id: kind == "good" for id, kind in enumerate(kinds)
     }
-    assert scene.core.is_idle
+    assert scene.is_idle
     assert max(tries.values()) <= ceil(log2(batch_max)) + 2 if batch_max > 1 else 2
     learnt = [size for belief in scene.beliefs.values() for size, _, _ in belief.observed]
     assert sum(learnt) == kinds.count("good") + is_chain * len(kinds)
@@ -486,7 +486,7 @@ def play(scene: Scene, arrivals: list[list[str]], kinds: list[str], *, last_stag
             scene.act(at_ms, WOKE)
         elif events:
             scene.act(at_ms, events.popleft())
-        elif scene.core.is_idle:
+        elif scene.is_idle:
             return tries
         else:
             assert scene.core.wake_ns < FOREVER_NS

@@ -25,7 +25,7 @@ def resting(**options: Any) -> Deployment:
     scene.warm_up()
     tick(scene, 1, 4)
     scene.act(4000, WorkerStopped(ReplicaId(0)))
-    assert scene.core.is_resting("x")
+    assert scene.is_resting("x")
     return scene
 
 
@@ -127,7 +127,7 @@ def test_starts_that_fail_are_tried_again_and_told() -> None:
     assert "no replica of stage 'only' can start: it exited with 3; another attempt runs" in end.why
     for number in range(3, 7):
         scene.act(9_100, WorkerLost(ReplicaId(number), "it exited with 3"))
-    assert not scene.core.is_resting("x")
+    assert not scene.is_resting("x")
     later = tick(scene, 10, 60)
     assert StartWorker in map(type, later), "also without a further request"
     assert ("rest", "x") not in [(each.kind, each.application) for each in later if isinstance(each, Decided)]

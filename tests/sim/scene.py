@@ -51,7 +51,13 @@ def world(  # one argument for each thing a test may want to be different
             "truth": truth or {},
         }
     )
-    return replace(World.from_scenario(scenario).with_clients(slos_ns=slos_ns), **changes)
+    return replace(with_clients(World.from_scenario(scenario), slos_ns=slos_ns), **changes)
+
+
+def with_clients(made: World, **changes: Any) -> World:
+    """The same world of a single application, with other fields of its `Clients`."""
+    ((name, clients),) = made.clients.items()
+    return replace(made, clients={name: replace(clients, **changes)})
 
 
 def graph_world(

@@ -17,7 +17,7 @@ from sloop.sim import World, simulate
 from sloop.units import ms, s
 from sloop.workload import trace_of
 from tests.counting import calls_of, instructions_of
-from tests.sim.scene import WORK_CONSERVING, world
+from tests.sim.scene import WORK_CONSERVING, with_clients, world
 
 CALLS_A_REQUEST = {"plain": 20, "counted": 24.5, "checked": 39.5}
 INSTRUCTIONS_A_REQUEST = {"plain": 1_165, "counted": 1_515, "checked": 2_060}
@@ -29,7 +29,7 @@ def quiet(requests: int, *, every_ns: int = ms(20), replicas: int = 4, **changes
     trace = trace_of(range(0, requests * every_ns, every_ns), name="equal", provenance="assumed: for counting")
     system = WORK_CONSERVING | {"replicas": replicas, "cores": 1.0}
     made = world(system=system, trace={"kind": "poisson", "rate": 1}, cores=float(replicas), slo_ms=1e6, **changes)
-    return replace(made.with_clients(trace=trace), duration_ns=requests * every_ns)
+    return replace(with_clients(made, trace=trace), duration_ns=requests * every_ns)
 
 
 CHECK_FIRST = {"plain": 0, "counted": 0, "checked": None}

@@ -30,7 +30,17 @@ from sloop.systems.replay import replay_log
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome, Request
 from sloop.workload import trace_of
-from tests.sim.scene import WORK_CONSERVING, Broken, application, graph_world, once, records_of, several, world
+from tests.sim.scene import (
+    WORK_CONSERVING,
+    Broken,
+    application,
+    graph_world,
+    once,
+    records_of,
+    several,
+    with_clients,
+    world,
+)
 
 SEEDS = (3, 12, 14, 27, 31, 71)
 """12 and 31 have parts; in 12 there are more than allowed, too."""
@@ -139,7 +149,7 @@ def test_service_times_do_not_depend_on_what_else_is_drawn() -> None:
 
     plain = world(max_batch=1)
     slo_ns = plain.application.slo_ns
-    assert services(plain) == services(plain.with_clients(slos_ns=(slo_ns, 2 * slo_ns)))
+    assert services(plain) == services(with_clients(plain, slos_ns=(slo_ns, 2 * slo_ns)))
 
 
 def test_unchecked_runs_decide_the_same() -> None:
@@ -188,7 +198,7 @@ def of_type(records: Sequence[tuple[int, Record]], *kinds: type) -> list[tuple[i
 def test_requests_of_one_instant_run_together() -> None:
     """As they do in a live server, where one turn of the event loop reads them all."""
     played = world(system={"name": "static", "batch_max": 8}, trace={"kind": "step", "rates": [8], "each_s": 5})
-    eight = played.with_clients(trace=trace_of([s(1)] * 8, duration_ns=s(5), name="burst", provenance="assumed: test"))
+    eight = with_clients(played, trace=trace_of([s(1)] * 8, duration_ns=s(5), name="burst", provenance="assumed: test"))
     batches = [record for _, record in records_of(eight) if isinstance(record, StartBatch)]
     assert [len(batch.requests) for batch in batches] == [8]
 

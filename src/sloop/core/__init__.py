@@ -172,10 +172,6 @@ class Core:
         """The versions of an application."""
         return self._rollouts.versions(name)
 
-    def is_resting(self, key: str) -> bool:
-        """Whether an application version has given up its replicas because it had no requests."""
-        return self._control.of(key).is_resting
-
     def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
         """See `sloop.core.protocols.Explains`."""
         application = self.state.applications.get(key)
@@ -190,11 +186,6 @@ class Core:
     def plan_error(self, key: str) -> str:
         """See `sloop.core.protocols.Explains`."""
         return self._control.of(key).plan_error if key in self.state.applications else ""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return all(application.is_idle for application in self.state.applications.values())
 
     # Events
 

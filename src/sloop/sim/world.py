@@ -151,11 +151,6 @@ class World:
             origin=f"sloop simulate {deployment.file} --system {choice.label} --seed {scenario.seed}",
         )
 
-    def with_clients(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of `Clients`
-        """The same world of a single application, with other fields of its `Clients`."""
-        ((name, clients),) = self.clients.items()
-        return replace(self, clients={name: replace(clients, **changes)})
-
     @property
     def application(self) -> Application:
         """The only application. ValueError if there are several."""

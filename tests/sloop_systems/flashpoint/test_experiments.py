@@ -75,6 +75,7 @@ from sloop_systems.flashpoint.experiments.traces import (
     requests_of,
 )
 from sloop_systems.flashpoint.published import FLASHPOINT_MODELS
+from tests.sim.scene import with_clients
 
 DATA = data_folder()
 needs_trace = pytest.mark.skipif(
@@ -524,9 +525,8 @@ SHORT = FlashpointTrial(trace=AZURE, model="CodeBERT")
 
 
 def short_world(trial: FlashpointTrial, seconds: int) -> World:
-    return replace(world_of(trial), duration_ns=s(seconds)).with_clients(
-        trace=cut(trace_of(trial), duration_ns=s(seconds))
-    )
+    made = replace(world_of(trial), duration_ns=s(seconds))
+    return with_clients(made, trace=cut(trace_of(trial), duration_ns=s(seconds)))
 
 
 def played(trial: FlashpointTrial, seconds: int) -> tuple[FlashpointResult, list[Record]]:

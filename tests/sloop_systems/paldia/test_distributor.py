@@ -30,7 +30,7 @@ from sloop_systems.paldia.experiments.results import ON_M60, trial_of
 from sloop_systems.paldia.experiments.runs import world_of as trial_world
 from sloop_systems.paldia.policy import Hybrid
 from tests.runlog.story import fresh_state
-from tests.sim.scene import records_of
+from tests.sim.scene import records_of, with_clients
 
 Deciding = Callable[[int, QueueView, BatchDevice], BatchDecision]
 RESIDENT = "work_conserving", "resident"
@@ -103,7 +103,7 @@ def world_of(row: Row, batch: object, *, replicas: int = 20, times_ns: Sequence[
         "truth": {"service": {"shape": "deterministic", "ratio": 1.0}},
     }
     trace = trace_of(list(times_ns) or [s(1)] * row.count, name="clump", provenance="assumed: a test")
-    return World.from_scenario(load_scenario(scenario)).with_clients(trace=trace)
+    return with_clients(World.from_scenario(load_scenario(scenario)), trace=trace)
 
 
 def makespan_ms(world: World) -> float:
@@ -246,7 +246,7 @@ def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None
     """575 requests at once, of which PALDIA's split runs 412 in four batches on an M60 and queues 163."""
     trial = trial_of("SENet18, figure 1", "offline-hybrid", (*ON_M60, ("initial_rps", 575)))
     trace = trace_of([ms(1_001)] * 575, duration_ns=s(2), name="one clump", provenance="assumed")
-    world = replace(trial_world(trial).with_clients(trace=trace), duration_ns=s(2))
+    world = replace(with_clients(trial_world(trial), trace=trace), duration_ns=s(2))
     log = MemoryLog()
     simulate(world, [log])
     story = explain_request(log, 574, fresh_state(world.setup()))
@@ -260,6 +260,6 @@ def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None
     assert not [step for step in first.steps if "ran together" in step.what]
     world = trial_world(trial_of("SENet18, figure 1", "mps-only", (*ON_M60, ("initial_rps", 575))))
     log = MemoryLog()
-    simulate(replace(world.with_clients(trace=trace), duration_ns=s(2)), [log])
+    simulate(replace(with_clients(world, trace=trace), duration_ns=s(2)), [log])
     story = explain_request(log, 574, fresh_state(world.setup()))
     assert not [step for step in story.steps if "ran together" in step.what], "all run at once"
