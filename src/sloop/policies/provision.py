@@ -12,22 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 from sloop.core.protocols import AsPlaced, Provision
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, WeightsView
 from sloop.options import NonNegativeInt, PositiveFloat
-from sloop.policies.sourcing import (
-    PipelineSites,
-    Transfers,
-    TriedStarts,
-    completing,
-    finds_plans,
-    fresh_in_turn,
-    is_awaited,
-    most_pieces,
-    piece_costs,
-    plans_of,
-    routes_of,
-    sources_of,
-    starts_of_parts,
-    why_of,
-)
+from sloop.policies import sourcing
 from sloop.solvers.cuts import PieceCosts, PieceDownloads, expected_requests
 from sloop.solvers.starts import PartsChoice, choose_parts
 from sloop.units import to_s
@@ -68,8 +53,9 @@ class CheapestStart(Provision):
     """Whether all nodes share one link to the store, or each has its own."""
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if self.partition and finds_plans(given):
-            plans_of(piece_costs(given, self.link_mbps)).columns(most_pieces(self.pieces_max, len(given.sites)))
+        if self.partition and sourcing.finds_plans(given):
+            plans = sourcing.plans_of(sourcing.piece_costs(given, self.link_mbps))
+            plans.columns(sourcing.most_pieces(self.pieces_max, len(given.sites)))
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)
         levels: dict[_StartSource, list[_ChosenStart]] = {}
@@ -78,10 +64,10 @@ class CheapestStart(Provision):
                 levels.setdefault(each.origin, []).append(each)
         groups = [group for origin, own in levels.items() for group in self._groups(given, copy, origin, own)]
         left = Counter(index for group in groups for index in group.sites)
-        making = Transfers(given, sources_of(given) if copy.sources else {})
+        making = sourcing.Transfers(given, sourcing.sources_of(given) if copy.sources else {})
         names = {each.site: each.node for each in chosen}
         ready = {each.node for each in chosen if not each.origin.is_copied}
-        starts = starts_of_parts(making, groups, names, ready)
+        starts = sourcing.starts_of_parts(making, groups, names, ready)
         whole: list[_ChosenStart] = []
         for each in chosen:
             if left[each.site]:
@@ -90,12 +76,12 @@ class CheapestStart(Provision):
                 whole.append(each)
         receivers = list(dict.fromkeys(each.node for each in whole if each.origin.is_copied))
         making.sources = dict(copy.sources)
-        chains = making.add(routes_of(making, receivers, chains=True))
+        chains = making.add(sourcing.routes_of(making, receivers, chains=True))
         for each in whole:
             chain = chains.of(each.node, again=True) if each.origin.is_copied else None
             starts.append(ReplicaStart(each.site, chain, each.origin.joins))
         pipelines = tuple(group.bounds for group in groups)
-        why = why_of(given, starts, making.chains, pipelines)
+        why = sourcing.why_of(given, starts, making.chains, pipelines)
         if whole:
             first_s, last_s = min(each.ready_s for each in whole), max(each.ready_s for each in whole)
             why += f"; expected to serve in {first_s:.3g} s" + (f" to {last_s:.3g} s" if last_s > first_s else "")
@@ -109,7 +95,7 @@ class CheapestStart(Provision):
         return whole_s + min(each.ready_s for each in self._chosen(now_ns, given, self._copy(given)))
 
     def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
-        return completing(given, given.weights)
+        return sourcing.completing(given, given.weights)
 
     def _copy(self, given: ProvisionInput) -> "_WeightCopy":
         """From where a new copy of the weights arrives soonest."""
@@ -117,7 +103,7 @@ class CheapestStart(Provision):
         alone_s = bits / (self.link_mbps * 1e6)
         beside = sends.get(STORE, 0) if self.store == "shared" else 0
         store_s = max(alone_s, bits * (1 + beside) / (self.store_mbps * 1e6))
-        sources = sources_of(given)
+        sources = sourcing.sources_of(given)
         fewest = min((sends.get(name, 0) for name in sources), default=0)
         node_s = alone_s * (1 + fewest) if sources else inf
         if store_s < node_s:
@@ -129,9 +115,9 @@ class CheapestStart(Provision):
     def _chosen(self, now_ns: int, given: ProvisionInput, copy: "_WeightCopy") -> "list[_ChosenStart]":
         """The starts that are ready soonest, in this order. Of equally good starts, those on the nodes with the most
         room come first; if they need a new copy, one on each node comes first, then a second one on each."""
-        tried, found = TriedStarts(given), {each.node: each for each in given.weights}
+        tried, found = sourcing.TriedStarts(given), {each.node: each for each in given.weights}
         origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in tried.nodes}
-        ranks = {name: place for place, name in enumerate(fresh_in_turn(tried.nodes.values()))}
+        ranks = {name: place for place, name in enumerate(sourcing.fresh_in_turn(tried.nodes.values()))}
 
         def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
             origin = origins[name]
@@ -167,19 +153,19 @@ class CheapestStart(Provision):
 
     def _groups(
         self, given: ProvisionInput, copy: "_WeightCopy", origin: "_StartSource", starts: "Sequence[_ChosenStart]"
-    ) -> "list[PipelineSites]":
+    ) -> "list[sourcing.PipelineSites]":
         """Pipelines of starts that get their weights in the same way, chosen for their share of the waiting
         requests."""
-        if not self.partition or not is_awaited(given) or len(starts) < 2 or given.belief.layer_count < 2:
+        if not self.partition or not sourcing.is_awaited(given) or len(starts) < 2 or given.belief.layer_count < 2:
             return []
-        costs, copies = piece_costs(given, self.link_mbps), origin.is_copied
+        costs, copies = sourcing.piece_costs(given, self.link_mbps), origin.is_copied
         has_own_links = not copy.sources and self.store == "per_node"
         downloads = PieceDownloads(
             process_s=0.0 if self.spare_workers else given.costs.process_s,
             local_s=origin.ready_s - copy.seconds if copies else origin.ready_s,
             download_s=given.costs.weights.size_bytes * 8 / (self.link_mbps * 1e6) if copies else 0.0,
             send_s=copy.seconds if copies else 0.0,
-            senders=len(starts) if has_own_links else max(1, len(sources_of(given)) if copy.sources else 1),
+            senders=len(starts) if has_own_links else max(1, len(sourcing.sources_of(given)) if copy.sources else 1),
             nodes=len({each.node for each in starts}),
             is_chain=True,
             is_shared=True,
@@ -194,7 +180,7 @@ class CheapestStart(Provision):
         bounds = (0, *choice.cuts, costs.layers)
         size = len(bounds) - 1
         sites = [each.site for each in starts[len(starts) - size * choice.pipelines :]]
-        return [PipelineSites(tuple(sites[at : at + size]), bounds) for at in range(0, len(sites), size)]
+        return [sourcing.PipelineSites(tuple(sites[at : at + size]), bounds) for at in range(0, len(sites), size)]
 
 
 class _WeightCopy(NamedTuple):
@@ -237,5 +223,5 @@ def _parts(
     pieces_max: int,
 ) -> PartsChoice:
     """How many of the starts are made as parts, and with which cuts; see `choose_parts`."""
-    columns = plans_of(costs).columns(most_pieces(pieces_max, len(times_s)))
+    columns = sourcing.plans_of(costs).columns(sourcing.most_pieces(pieces_max, len(times_s)))
     return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max or costs.layers)
