@@ -323,7 +323,7 @@ class Deployment(Acting):
     def _replace_scripts(self) -> None:
         """Follow the planner, which replaces a policy by the copy that planned."""
         planner = self.core.planner
-        self.scripts = {key: planner._policies[key].scale for key in planner._policies}  # type: ignore[misc]
+        self.scripts = {key: planner.policies[key].scale for key in planner.policies}  # type: ignore[misc]
 
     def act(self, at_ms: float, *events: object) -> list[Action]:
         new = super().act(at_ms, *events)

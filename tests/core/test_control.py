@@ -257,7 +257,7 @@ def test_a_policy_that_returns_none_keeps_the_plan() -> None:
     scene = warm()
     scene.script.target = None
     assert scene.act(1000, WOKE) == []
-    assert scene.core.plan == plan_of(1)
+    assert scene.core.plan_of("") == plan_of(1)
 
 
 def test_views_show_what_was_measured() -> None:

@@ -90,6 +90,6 @@ def test_reading_the_stages_asks_no_policy() -> None:
 
     scene = Scene(plan_of(), forecast=Counting())
     scene.warm_up()
-    (view,) = scene.core.stage_views()
+    (view,) = scene.core.stage_views("")
     assert (view.name, len(view.replicas)) == ("only", 1)
     assert asked == [0], "by the first tick alone"

@@ -70,7 +70,7 @@ def test_a_shadow_is_attached_to_the_running_body_which_serves_alone_until_it_is
     assert (replica(scene).shape, replica(scene).alone_ns) == (ALONE, ms(11))
     assert scene.act(1010, WorkerReady(WorkerId(1))) == []
     assert (replica(scene).shape, replica(scene).alone_ns) == ((SHADOW,), ms(5.5))
-    (view,) = scene.core.stage_views()[0].replicas
+    (view,) = scene.core.stage_views("")[0].replicas
     assert (view.spec.shadow, view.shape) == (SHADOW, (SHADOW,))
     scene.act(1016, Finished(start.batch, R0, ms(11)))
     belief = scene.beliefs["only", "a", ""]

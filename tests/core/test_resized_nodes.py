@@ -62,7 +62,7 @@ def test_all_are_planned_anew_at_once_for_the_new_size() -> None:
     scene.act(1500, WOKE)
     [view] = scene.script.seen[seen:]
     assert [node.node.cores for node in view.nodes] == [2]
-    assert scene.core.plan == structs.replace(plan_of(1, 2), why="the test says so")
+    assert scene.core.plan_of("") == structs.replace(plan_of(1, 2), why="the test says so")
 
 
 def test_a_resize_is_ordered_once() -> None:

@@ -499,7 +499,7 @@ def test_an_empty_node_is_released_although_a_replica_that_fits_nowhere_lacks_ro
 def test_an_empty_node_is_kept_for_a_replica_that_it_could_hold(cores: float, is_kept: bool) -> None:
     nodes, out = NodePool(Ledger([rented("r0")])), list[Action]()
     nodes.ready(rented("r0"), 0)
-    nodes.release_unused(UNUSED_NS, {ReplicaSpec("s", "a", Slot(cores)): Belief()}, out)
+    nodes.release_unused(UNUSED_NS, {ReplicaSpec("s", "a", Slot(cores)): Belief()}, out, lambda hardware: UNUSED_NS)
     assert (ReleaseNode not in kinds(out)) is is_kept
 
 

@@ -255,7 +255,7 @@ def test_remaining_times_follow_changes_of_replicas() -> None:
         shared.enter(0, replica.workers[0], WorkerState.SERVING)
     assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(22), ms(11), 0]
     assert [stage.queue.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
-    shared.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
+    shared.change(0, made.replicas[ReplicaId(2)], Slot(2.0), ALONE)
     assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
     shared.forget(0, made.replicas[ReplicaId(1)].workers[0], [])
     assert [stage.queue.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]

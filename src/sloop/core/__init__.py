@@ -53,7 +53,8 @@ class Core:
         first_worker: int = 0,
     ) -> None:
         self.state = State(Ledger(nodes), first_worker)
-        self._build = build
+        self.build = build
+        """Makes the parts of applications that are deployed later."""
         self._batch_ids = cast(Iterator[BatchId], count())
         self._paths: dict[str, DataPath] = {}
         """The data path of each application version, by key."""
@@ -131,17 +132,6 @@ class Core:
 
     # What drivers and observers read
 
-    @property
-    def build(self) -> Build | None:
-        """Makes the parts of applications that are deployed later."""
-        return self._build
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan in force of the only application."""
-        (key,) = self.state.applications
-        return self.plan_of(key)
-
     def plan_of(self, key: str) -> Plan | None:
         """The plan in force of an application version."""
         return self._control.of(key).plan
@@ -161,11 +151,9 @@ class Core:
         """The number of the last `RequestPlan`; 0 if there was none."""
         return self._control.plan_number
 
-    def stage_views(self, key: str | None = None) -> tuple[StageView, ...]:
-        """The stages of an application version, or of the only application, as scaling policies see them. Calls no
-        policy, so it can be read at any time."""
-        if key is None:
-            (key,) = self.state.applications
+    def stage_views(self, key: str) -> tuple[StageView, ...]:
+        """The stages of an application version as scaling policies see them. Calls no policy, so it can be read at any
+        time."""
         return self.state.applications[key].stage_views()
 
     def versions(self, name: str) -> Sequence[Version]:
@@ -310,9 +298,9 @@ class Core:
     def _deploy(self, now_ns: int, event: events.Deployed, out: list[Action]) -> None:
         """Start a version of an application. Drivers check definitions beforehand; one that cannot be built changes
         nothing."""
-        assert self._build is not None, "this core cannot build applications"
+        assert self.build is not None, "this core cannot build applications"
         try:
-            parts = self._build(event.application, event.version, event.definition)
+            parts = self.build(event.application, event.version, event.definition)
         except Exception as error:  # what serves must go on serving
             why = f"its definition is not valid: {error}"
             out.append(Rollout(event.application, event.version, VersionState.RETIRED, 0.0, why))

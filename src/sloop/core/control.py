@@ -288,8 +288,8 @@ class ControlPath:
         """When to look for stalled batches again."""
         self._plans_beside = False
         """See `plans_beside`. It stays true, as the state of all policies is then in the planner beside the loop."""
-        self._requested = 0
-        """Number of the last plan request."""
+        self.plan_number = 0
+        """Number of the last request for plans."""
         self.planner = Planner()
         self.plan_input: PlanInput | None = None
         """The view of the plan request that is not yet answered."""
@@ -317,11 +317,6 @@ class ControlPath:
             if not application.is_frozen and not application.is_resting:
                 application.next_plan_ns = application.active_ns = now_ns
         self.wake_ns = now_ns
-
-    @property
-    def plan_number(self) -> int:
-        """The number of the last request for plans."""
-        return self._requested
 
     def discard(self, key: str) -> None:
         """Forget an application version that has no replicas."""
@@ -517,7 +512,7 @@ class ControlPath:
         replica = self._state.replicas.get(event.worker)
         if replica is None:
             return
-        self._state.set_cores(now_ns, replica, event.cores)
+        self._state.change(now_ns, replica, structs.replace(replica.slot, cores=event.cores), replica.shape)
         replica.resizing = max(0, replica.resizing - 1)
         if not replica.resizing:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
@@ -653,7 +648,7 @@ class ControlPath:
 
     def planned(self, now_ns: int, event: events.Planned, out: list[Action]) -> None:
         """The planner has answered. Only the answer to the last request counts."""
-        if self.plan_input is None or event.number != self._requested:
+        if self.plan_input is None or event.number != self.plan_number:
             return
         given, self.plan_input = self.plan_input, None
         self._accept(now_ns, given, event, out)
@@ -662,11 +657,11 @@ class ControlPath:
 
     def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Call the policies of the applications, or order their call beside the event loop."""
-        self._requested += 1
+        self.plan_number += 1
         given = self._plan_input(now_ns, due)
         if self._plans_beside:
             self.plan_input = given
-            out.append(actions.RequestPlan(self._requested))
+            out.append(actions.RequestPlan(self.plan_number))
         else:
             self._accept(now_ns, given, self.planner.plan(given), out)
 
@@ -690,7 +685,7 @@ class ControlPath:
             )
             for application in due
         ]
-        return PlanInput(self._requested, now_ns, self._state.ledger.views(), tuple(views), others)
+        return PlanInput(self.plan_number, now_ns, self._state.ledger.views(), tuple(views), others)
 
     def _stage_views(self, now_ns: int, application: ApplicationState) -> tuple[StageView, ...]:
         """The stages as the application's scaling policy sees them."""

@@ -82,7 +82,7 @@ class NodePool:
         now_ns: int,
         unplaced: Mapping[ReplicaSpec, Belief],
         out: list[Action],
-        after_ns: Callable[[str], int] = lambda hardware: UNUSED_NS,
+        after_ns: Callable[[str], int],
     ) -> None:
         """Release nodes on demand that have been empty for `after_ns`, which depends on their kind, but not those that
         could hold one of the `unplaced` replicas of the plans."""

@@ -117,7 +117,7 @@ def dissolve(now_ns: int, state: State) -> list[Replica]:
             found.append(next(iter(members)))
             for member in members:
                 member.pipeline = None
-                state.set_shape(now_ns, member, ALONE)
+                state.change(now_ns, member, member.slot, ALONE)
     return found
 
 
@@ -132,7 +132,7 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
         out.append(Decided("pipeline", why, stage.name, id, application=stage.application.key))
     for member in pipeline.members.values():
         member.pipeline = None
-        state.set_shape(now_ns, member, ALONE)
+        state.change(now_ns, member, member.slot, ALONE)
         if member.state is WorkerState.DRAINING:
             out += stops_of(member, "drained") if member.batch is None else ()
         elif member.state is WorkerState.WAITING and member.part is None:

@@ -55,7 +55,7 @@ class Planner:
     """The forecast, scaling and divide policies of all application versions, by key."""
 
     def __init__(self) -> None:
-        self._policies: dict[str, Policies] = {}
+        self.policies: dict[str, Policies] = {}
         self._memories: dict[str, Any] = {}
         self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
@@ -64,12 +64,7 @@ class Planner:
 
     def add(self, key: str, policies: Policies) -> None:
         """Plan for one more application version."""
-        self._policies[key] = policies
-
-    @property
-    def policies(self) -> Mapping[str, Policies]:
-        """The policies of each application version."""
-        return self._policies
+        self.policies[key] = policies
 
     @property
     def memories(self) -> Mapping[str, Any]:
@@ -82,7 +77,7 @@ class Planner:
 
     def discard(self, key: str) -> None:
         """Stop planning for an application version."""
-        del self._policies[key]
+        del self.policies[key]
         self._memories.pop(key, None)
         self.failures.pop(key, None)
 
@@ -103,7 +98,7 @@ class Planner:
                 plans[key], self._memories[key] = self._plan(given.now_ns, key, view)
         made = {key: plan for key, plan in plans.items() if plan is not None}
         for key, plan in made.items():
-            if self._policies[key].divide.idle == "use":
+            if self.policies[key].divide.idle == "use":
                 made[key] = sharing_idle_cores(plan, views[key], given.nodes)
         return Planned(
             given.number,
@@ -112,7 +107,7 @@ class Planner:
         )
 
     def _view(self, given: PlanInput, application: ApplicationView) -> ClusterView:
-        forecast = self._policies[application.key].forecast
+        forecast = self.policies[application.key].forecast
         forecast_rps = forecast.demand_rps(given.now_ns, application.ingress) * application.share
         return ClusterView(
             stages=application.stages,
@@ -128,7 +123,7 @@ class Planner:
         """A plan, and what its policy then remembers. Without one that can be used, what it remembered before."""
         before = self._memories.get(key)
         try:
-            answer = self._policies[key].scale.plan(now_ns, view, before)
+            answer = self.policies[key].scale.plan(now_ns, view, before)
             try:
                 plan, memory = answer
             except (TypeError, ValueError):
@@ -217,7 +212,7 @@ class Planner:
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
                 continue
-            divided = self._policies[demands[0].key].divide.cores(total, demands)
+            divided = self.policies[demands[0].key].divide.cores(total, demands)
             for demand, cores in zip(demands, divided, strict=True):
                 if not 0 <= cores < math.inf:
                     what = f"{demand.key!r} gets {cores} cores of {demand.hardware!r}"

@@ -228,7 +228,7 @@ class _Starts(Struct):
         for part, replica in zip(shape, members, strict=True):
             pipeline.members[replica.id] = replica
             replica.pipeline, replica.part = pipeline, part
-            state.set_shape(self.now_ns, replica, shape)
+            state.change(self.now_ns, replica, replica.slot, shape)
         return begun
 
 

@@ -321,16 +321,9 @@ class ReplicaPool:
         replica.service_rate.count(replica, 1)
         self._seen.changed[replica.id] = None
 
-    def set_cores(self, replica: Replica, cores: float) -> None:
-        """Move a replica to another number of cores."""
-        self._set_rate(replica, structs.replace(replica.slot, cores=cores), replica.shape)
-
-    def set_shape(self, replica: Replica, shape: Shape) -> None:
-        """Move a replica to another shape."""
-        self._set_rate(replica, replica.slot, shape)
+    def change(self, replica: Replica, slot: Slot, shape: Shape) -> None:
+        """Move a replica to another slot or shape."""
         self._seen.changed[replica.id] = None
-
-    def _set_rate(self, replica: Replica, slot: Slot, shape: Shape) -> None:
         replica.service_rate.count(replica, -1)
         replica.slot, replica.shape = slot, shape
         replica.service_rate = self.service_rate(replica.spec.variant, slot, shape, replica.device_key)
@@ -430,7 +423,7 @@ class ReplicaPool:
     def regroup(self) -> None:
         """The plan says for other replicas than before what depends on their device."""
         for replica in self.replicas.values():
-            self._set_rate(replica, replica.slot, replica.shape)
+            self.change(replica, replica.slot, replica.shape)
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,

@@ -21,7 +21,7 @@ from sloop.core.life import FOLLOWING, LIVES, WorkerState, wrong_step
 from sloop.core.rates import DeviceKey, DeviceLoad
 from sloop.core.replica import LayerPipeline, Replica, ReplicaWorker, shape_of
 from sloop.core.weights import WeightRegistry
-from sloop.vocabulary import Life, ReplicaId, Shape, WorkerId
+from sloop.vocabulary import Life, ReplicaId, Shape, Slot, WorkerId
 
 READY: Final = Life.READY
 """Looked up here once, not for each start."""
@@ -69,18 +69,10 @@ class State:
                 pool.remove_idle(replica)
         stage.application.refresh(stage)
 
-    def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:
-        """Record that a resize took effect."""
+    def change(self, now_ns: int, replica: Replica, slot: Slot, shape: Shape) -> None:
+        """A resize took effect, or a replica serves in another shape from now on."""
         before = replica.millicores
-        replica.stage.pool.set_cores(replica, cores)
-        if replica.life is Life.READY:
-            replica.stage.monitor.ready(now_ns, replica.millicores - before)
-        replica.stage.application.refresh(replica.stage)
-
-    def set_shape(self, now_ns: int, replica: Replica, shape: Shape) -> None:
-        """Record that a replica serves in another shape from now on."""
-        before = replica.millicores
-        replica.stage.pool.set_shape(replica, shape)
+        replica.stage.pool.change(replica, slot, shape)
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         replica.stage.application.refresh(replica.stage)
@@ -90,7 +82,7 @@ class State:
         replica.stage.pool.note_change(replica)
         shape = shape_of(worker for worker in replica.shadows if worker.state is WorkerState.SERVING)
         if shape != replica.shape:
-            self.set_shape(now_ns, replica, shape)
+            self.change(now_ns, replica, replica.slot, shape)
 
     def forget(self, now_ns: int, worker: ReplicaWorker, out: list[Action]) -> None:
         """Remove a worker that has stopped or is lost, and free what it reserves. With its first one a replica is gone,

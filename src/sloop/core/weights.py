@@ -168,23 +168,14 @@ class WeightRegistry:
     ) -> Transfer | None:
         """Order a transfer to those of the receivers that have memory for it; None if none has. The source must have
         the weights."""
-        if source != STORE:
-            assert self._of[weights][source].has_files, f"{source} has no {weights.name}"
         room = [name for name in receivers if weights.size_bytes <= self._ledger.free_memory_bytes(name)]
         if not room:
             return None
-        id = TransferId(self._next)
-        self._next += 1
-        made = Transfer(id, weights, source, tuple(room), keeps)
-        self.transfers[id] = OpenTransfer(made, weights, {name: {} for name in room}, now_ns)
-        if source != STORE:
-            sender = self._of[weights][source]
-            sender.readers[id], sender.used_ns = None, now_ns
-            self._settle(sender)
+        made = self.order_layers(now_ns, weights, weights, source, room, keeps)
         for name in room:
-            found = self._found(name, weights, keeps)
-            found.arriving[id] = None
-            self._settle(found)
+            there = self._found(name, weights, keeps)
+            there.arriving[made.transfer] = None
+            self._settle(there)
         return made
 
     def order_layers(
@@ -197,18 +188,18 @@ class WeightRegistry:
         keeps: bool,
         completes: tuple[ReplicaId, ...] = (),
     ) -> Transfer:
-        """Order a transfer of some layers to nodes where replicas assemble the model, which hold the memory for it."""
-        id = TransferId(self._next)
+        """Order a transfer of layers to nodes that hold the memory for them, because replicas assemble the model there.
+        The source must have the model."""
+        made = Transfer(TransferId(self._next), part, source, tuple(receivers), keeps, completes)
         self._next += 1
-        made = Transfer(id, part, source, tuple(receivers), keeps, completes)
-        self.transfers[id] = OpenTransfer(made, whole, {name: {} for name in receivers}, now_ns)
+        self.transfers[made.transfer] = OpenTransfer(made, whole, {name: {} for name in receivers}, now_ns)
         if source != STORE:
             sender = self._of[whole][source]
             assert sender.has_files, f"{source} has no {whole.name}"
-            sender.readers[id], sender.used_ns = None, now_ns
+            sender.readers[made.transfer], sender.used_ns = None, now_ns
             self._settle(sender)
         for name in receivers if completes and made.is_kept else ():
-            self._of[whole][name].completing[id] = None
+            self._of[whole][name].completing[made.transfer] = None
         return made
 
     def wait(self, replica: ReplicaId, transfer: TransferId) -> None:

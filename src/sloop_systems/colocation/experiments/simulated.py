@@ -125,7 +125,7 @@ def play_simulated(trial: SimulatedTrial) -> SimulatedRun:
     counts = GoodRequests(trial.cell, ms(COUNTED_MS) if trial.policy == OURS else 0)
     core = world.setup().core()
     simulate(world, [counts], core=core, check_first=CHECKED if trial.seed == 0 else 0)
-    plan = core.plan
+    plan = core.plan_of(world.application.key)
     assert plan is not None, f"{trial}: there is no plan"
     placed: dict[tuple[str | None, str | None], list[str]] = {}
     for target in plan.stages:
