@@ -9,7 +9,7 @@ so.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final
 
 from msgspec import structs
@@ -987,11 +987,10 @@ class ControlPath:
             out += stops_of(replica, why)
 
     def _with_pipelines(self, stage: StageState, ids: Sequence[ReplicaId]) -> list[ReplicaId]:
-        """The same replicas, each with the rest of its pipeline."""
-        pipelines = [(id, stage.pool.replicas[id].pipeline) for id in ids]
-        return list(
-            dict.fromkeys(member for id, pipeline in pipelines for member in (pipeline.members if pipeline else (id,)))
-        )
+        """The same replicas, with the rest of their pipelines."""
+        replicas = [stage.pool.replicas[id] for id in ids]
+        parts = [[replica] if replica.pipeline is None else replica.pipeline.members for replica in replicas]
+        return list(dict.fromkeys(replica.id for replica in chain.from_iterable(parts)))
 
     def _watch_batches(self, now_ns: int, out: list[Action]) -> None:
         """Let the data path drop hopeless requests of stalled batches, and give up replicas whose batch has run for the

@@ -524,7 +524,7 @@ def stops_of(replica: Replica, why: str) -> list[Action]:
     pipeline = replica.pipeline
     if pipeline is None:
         return [StopWorker(replica.id, why)]
-    return [] if pipeline.has_batch else [StopWorker(id, why) for id in pipeline.members]
+    return [] if pipeline.has_batch else [StopWorker(member.id, why) for member in pipeline.members]
 
 
 def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:

@@ -54,9 +54,9 @@ def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]
     state.enter(now_ns, replica.workers[0], WorkerState.WAITING)
     if not pipeline.is_ready:
         return False
-    for member in pipeline.members.values():
+    for member in pipeline.members:
         state.enter(now_ns, member.workers[0], WorkerState.SERVING if member.part is None else WorkerState.PIPELINED)
-    _begin_completion(now_ns, state, pipeline.members.values(), out)
+    _begin_completion(now_ns, state, pipeline.members, out)
     _note_complete(now_ns, state, pipeline, out)
     return True
 
@@ -80,57 +80,57 @@ def order_other_layers(now_ns: int, state: State, replicas: Sequence[Replica], o
     one = replicas[0]
     policy, costs = one.stage.application.parts.policies.provision, one.stage.start_costs(one.spec)
     nodes = {replica.node: state.ledger.nodes[replica.node].rack for replica in replicas}
-    views = tuple(each for each in state.weights.views(now_ns, costs.weights) if each.node not in nodes)
+    views = tuple(view for view in state.weights.views(now_ns, costs.weights) if view.node not in nodes)
     given = CompletionInput(tuple(replica.node for replica in replicas), nodes, views, state.weights.sends())
     left = list(replicas)
     routes = policy.complete(now_ns, given)
     named = Counter(node for _, receivers in routes for node in receivers)
     for source, receivers in routes:
-        own = [
-            each
+        there = [
+            replica
             for node in receivers
-            for each in [each for each in left if each.node == node][: 1 if named[node] > 1 else None]
+            for replica in [replica for replica in left if replica.node == node][: 1 if named[node] > 1 else None]
         ]
-        left = [each for each in left if each not in own]
-        parts = [each.part for each in own if each.part is not None]
-        assert len(parts) == len(own) > 0, "a part that is to get other layers lacks some"
-        layers = parts[0].span.others if len(own) == 1 else LayerSet(0, len(costs.layer_bytes))
+        left = [replica for replica in left if replica not in there]
+        parts = [replica.part for replica in there if replica.part is not None]
+        assert len(parts) == len(there) > 0, "a part that is to get other layers lacks some"
+        layers = parts[0].span.others if len(there) == 1 else LayerSet(0, len(costs.layer_bytes))
         rest = layers_of(costs.weights, costs.layer_bytes, layers)
-        ids = tuple(each.id for each in own)
+        ids = tuple(replica.id for replica in there)
         order = state.weights.order_layers(now_ns, rest, costs.weights, source, receivers, policy.keeps, ids)
-        for replica in own:
+        for replica in there:
             replica.transfer = order.transfer
             state.weights.wait(replica.id, order.transfer)
         out.append(order)
-    assert not left, f"nothing brings replicas {[each.id for each in left]} the other layers"
+    assert not left, f"nothing brings replicas {[replica.id for replica in left]} the other layers"
 
 
 def dissolve(now_ns: int, state: State) -> list[Replica]:
     """Dissolve the complete pipelines that no batch is in any more; returns one replica of each."""
-    found: list[Replica] = []
+    dissolved: list[Replica] = []
     for pipeline in list(state.dissolving.values()):
-        members = pipeline.members.values()
+        members = pipeline.members
         if not members or any(member.state is WorkerState.DRAINING for member in members):
             del state.dissolving[pipeline.id]  # they stop together, or are gone
         elif not pipeline.runs_batches:
             del state.dissolving[pipeline.id]
-            found.append(next(iter(members)))
+            dissolved.append(members[0])
             for member in members:
                 member.pipeline = None
                 state.change(now_ns, member, member.slot, ALONE)
-    return found
+    return dissolved
 
 
 def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica | None, out: list[Action]) -> None:
     """A member is `lost`, or one of those that are left will be reported lost: they go on without a pipeline."""
     state.dissolving.pop(pipeline.id, None)
-    incomplete = [member for member in pipeline.members.values() if member.part is not None]
+    incomplete = [member for member in pipeline.members if member.part is not None]
     if incomplete and (lost or incomplete[0]).life is not Life.DRAINING:
         names = "the others" if lost is None else listed([str(member.id) for member in incomplete])
         why = f"a part of its pipeline is lost: {names} serve when they have all layers"
         id, stage = None if lost is None else lost.id, incomplete[0].stage
         out.append(Decided("pipeline", why, stage.name, id, application=stage.application.key))
-    for member in pipeline.members.values():
+    for member in pipeline.members:
         member.pipeline = None
         state.change(now_ns, member, member.slot, ALONE)
         if member.state is WorkerState.DRAINING:
@@ -143,38 +143,42 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
 
 
 def stops_whole_pipelines(
-    found: Difference, replicas: Mapping[ReplicaId, Replica], order: Sequence[ReplicaId]
+    difference: Difference, replicas: Mapping[ReplicaId, Replica], order: Sequence[ReplicaId]
 ) -> Difference:
     """The same number of stops, but of whole pipelines, and of these first as many as fit (section 2.14). `order` has
     the replicas that may stop instead of others, the first ones first. What cannot stop without the rest of its
     pipeline is kept."""
-    changes = (*found.grow, *found.shrink, *found.hold_shrink, *found.attach)
-    changed = {id for id, _ in changes} | {*found.detach, *found.hold_detach}
+    changes = (*difference.grow, *difference.shrink, *difference.hold_shrink, *difference.attach)
+    changed = {id for id, _ in changes} | {*difference.detach, *difference.hold_detach}
 
     def kind_of(id: ReplicaId) -> tuple[str, Slot]:
         return replicas[id].spec.variant, replicas[id].spec.slot
 
+    def largest_first(pipeline: LayerPipeline) -> tuple[int, bool, ReplicaId]:
+        return -len(pipeline.members), pipeline.runs_batches, pipeline.id
+
     stop: list[ReplicaId] = []
     hold: list[ReplicaId] = []
-    for kind in dict.fromkeys(map(kind_of, (*found.stop, *found.hold))):
-        own = [id for id in found.stop if kind_of(id) == kind]
-        held = [id for id in found.hold if kind_of(id) == kind]
+    for kind in dict.fromkeys(map(kind_of, (*difference.stop, *difference.hold))):
+        stopped = [id for id in difference.stop if kind_of(id) == kind]
+        held = [id for id in difference.hold if kind_of(id) == kind]
         equal = [id for id in order if kind_of(id) == kind and id not in changed]
         pipelines = {
-            each.id: each
+            pipeline.id: pipeline
             for id in equal
-            if (each := replicas[id].pipeline) is not None and changed.isdisjoint(each.members)
+            if (pipeline := replicas[id].pipeline) is not None
+            and changed.isdisjoint(member.id for member in pipeline.members)
         }
         chosen: list[ReplicaId] = []
-        for pipeline in sorted(pipelines.values(), key=lambda each: (-len(each.members), each.runs_batches, each.id)):
-            if len(chosen) + len(pipeline.members) <= len(own):
-                chosen += pipeline.members
-        single = [id for id in dict.fromkeys((*own, *equal)) if replicas[id].pipeline is None]
-        chosen += single[: len(own) - len(chosen)]
-        left = [id for id in dict.fromkeys((*own, *held, *equal)) if id not in chosen]
+        for pipeline in sorted(pipelines.values(), key=largest_first):
+            if len(chosen) + len(pipeline.members) <= len(stopped):
+                chosen += [member.id for member in pipeline.members]
+        single = [id for id in dict.fromkeys((*stopped, *equal)) if replicas[id].pipeline is None]
+        chosen += single[: len(stopped) - len(chosen)]
+        left = [id for id in dict.fromkeys((*stopped, *held, *equal)) if id not in chosen]
         stop += chosen
-        hold += left[: len(own) + len(held) - len(chosen)]
-    return replace(found, stop=tuple(stop), hold=tuple(hold))
+        hold += left[: len(stopped) + len(held) - len(chosen)]
+    return replace(difference, stop=tuple(stop), hold=tuple(hold))
 
 
 def _begin_completion(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:

@@ -224,9 +224,8 @@ class _Starts(Struct):
                 state.forget(self.now_ns, replica.workers[0], self.given_up)
             return 0
         shape = parts_at(bounds)
-        pipeline = LayerPipeline(members[0].id)
+        pipeline = LayerPipeline(tuple(members))
         for part, replica in zip(shape, members, strict=True):
-            pipeline.members[replica.id] = replica
             replica.pipeline, replica.part = pipeline, part
             state.change(self.now_ns, replica, replica.slot, shape)
         return begun

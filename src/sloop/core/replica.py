@@ -223,37 +223,45 @@ class Replica:
 class LayerPipeline:
     """Replicas that start as parts of one model and serve together until each of them has all layers."""
 
-    id: ReplicaId
-    """That of the first one."""
-    members: dict[ReplicaId, Replica] = field(default_factory=dict)
+    started: tuple[Replica, ...]
     """In the order of their parts."""
     completed_ns: int = -1
     """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
 
     @property
+    def id(self) -> ReplicaId:
+        """That of the first one."""
+        return self.started[0].id
+
+    @property
+    def members(self) -> list[Replica]:
+        """Those that are there, in the order of their parts."""
+        return [replica for replica in self.started if replica.pipeline is self]
+
+    @property
     def is_stopping(self) -> bool:
         """Whether its members were told to stop: they are as soon as none of them runs a batch."""
-        return not self.has_batch and all(member.life is Life.DRAINING for member in self.members.values())
+        return not self.has_batch and all(member.life is Life.DRAINING for member in self.members)
 
     @property
     def is_ready(self) -> bool:
         """Whether all have their parts, so that they serve."""
-        return all(member.state is not WorkerState.STARTING for member in self.members.values())
+        return all(member.state is not WorkerState.STARTING for member in self.members)
 
     @property
     def is_complete(self) -> bool:
         """Whether all have all layers."""
-        return all(member.part is None for member in self.members.values())
+        return all(member.part is None for member in self.members)
 
     @property
     def has_batch(self) -> bool:
         """Whether any member runs a batch."""
-        return any(member.batch is not None for member in self.members.values())
+        return any(member.batch is not None for member in self.members)
 
     @property
     def runs_batches(self) -> bool:
         """Whether a batch is in the pipeline that began before it was complete."""
-        batches = [member.batch for member in self.members.values()]
+        batches = [member.batch for member in self.members]
         return any(batch is not None and not 0 <= self.completed_ns < batch.started_ns for batch in batches)
 
 

@@ -89,17 +89,16 @@ class State:
         with all others; its transfer is cancelled if nobody else waits for it."""
         replica = worker.replica
         gone = [worker] if worker.shadow is not None else replica.workers.copy()
-        for each in gone:
-            self.ledger.release(each.id)
-            del self.workers[each.id]
-            replica.workers.remove(each)
+        for left in gone:
+            self.ledger.release(left.id)
+            del self.workers[left.id]
+            replica.workers.remove(left)
         if replica.workers:
             self._reshape(now_ns, replica)
             return
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
-        if replica.pipeline is not None:
-            del replica.pipeline.members[replica.id]
+        replica.pipeline = None
         if replica.is_provided:
             out += self.weights.leave(now_ns, replica.id, replica.transfer)
         del self.replicas[replica.id]
