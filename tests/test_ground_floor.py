@@ -1,7 +1,6 @@
 """The ground floor: units of time, tolerance and quantiles, texts, random streams, machine, tensors, vocabulary."""
 
 import math
-import os
 
 import msgspec
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from sloop import units
 from sloop.events import Finished
-from sloop.machine import usable_cpus
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import arrows, counted, host_and_port, in_ms, in_s, listed, number, numbered, quoted, shortened
@@ -150,11 +148,6 @@ def test_a_new_consumer_never_shifts_an_old_one() -> None:
     alone = [stream(3, "service").random() for _ in range(1)]
     stream(3, "newcomer").random()
     assert [stream(3, "service").random()] == alone
-
-
-def test_without_affinity_all_cpus_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert usable_cpus() == tuple(range(os.cpu_count() or 1))
 
 
 def test_every_numpy_type_is_little_endian_and_as_long_as_it_says() -> None:

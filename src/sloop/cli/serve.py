@@ -91,6 +91,10 @@ REMOVED: Final = {
     "--bodies-bytes": INTO_LIMITS.format(key="bytes"),
     "--log": INTO_LIMITS.format(key="log_bytes") + "; 0 keeps no event log",
     "--api-key": f"write the key into a file for --api-key-file, or into the environment as {KEY_VARIABLE}",
+    **{
+        f"--agents-tls-{kind}": "name a folder with tls.crt, tls.key and ca.crt by --agents-tls"
+        for kind in ("cert", "key", "ca")
+    },
     "--token-file": "the state folder (--state) keeps a token, which Ray passes on to the nodes",
     "--models-cache": f"name the folder in the environment as {MODELS_VARIABLE}",
     "--models-bytes": f"give the number in the environment as {BYTES_VARIABLE}",
@@ -100,7 +104,8 @@ REMOVED: Final = {
 listening = partial(click.option, cls=GroupedOption, group="Clients")
 keeping = partial(click.option, cls=GroupedOption, group="State, logs and spans")
 nodes = partial(click.option, cls=GroupedOption, group="Other machines")
-TLS_FILES: Final = ("agents_tls_cert", "agents_tls_key", "agents_tls_ca")
+TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
+"""As in secrets of Kubernetes."""
 REMOVED_BACKENDS: Final = {
     "agents": "--backend agents is gone, because Ray starts agents: run `ray start` on each machine in place of "
     "`sloop agent`, and serve with --backend ray --address auto",
@@ -168,15 +173,12 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             "that has died adopts its replicas [default: a free one].",
         ),
         nodes(
-            "--agents-tls-cert",
-            type=FILE,
-            metavar="FILE",
-            help="Certificate of this machine (PEM); all connections between the machines then need TLS, on both "
-            "sides. These three files must be on every node, under the same paths.",
-        ),
-        nodes("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
-        nodes(
-            "--agents-tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates."
+            "--agents-tls",
+            type=FOLDER,
+            metavar="FOLDER",
+            help="Folder with tls.crt, tls.key and ca.crt (PEM), on every node under the same path: the certificate of "
+            "the machine, its unencrypted key, and the authority of all machines. All connections between the machines "
+            "then need TLS, on both sides.",
         ),
     )
     for option in reversed(options):
@@ -190,25 +192,20 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     if backend in REMOVED_BACKENDS:
         raise click.UsageError(REMOVED_BACKENDS[backend])
     if backend == "local":
-        names = ("address", "agents_port", *TLS_FILES)
+        names = ("address", "agents_port", "agents_tls")
         unused = next((name for name in names if given[name]), "")
         if unused:
             option = f"--{unused.replace('_', '-')}"
             raise click.UsageError(f"{option} has no meaning with --backend local; add --backend ray")
         return None
-    return NodeSettings(given["address"], given["agents_port"], node_tls_of(given))
+    return NodeSettings(given["address"], given["agents_port"], node_tls_of(given["agents_tls"]))
 
 
-def node_tls_of(given: Mapping[str, Any]) -> NodeTls | None:
-    """The files of `TLS_FILES`. Wrong use if some are missing, InputError if they cannot be used."""
-    files = [given[name] for name in TLS_FILES]
-    if not any(files):
+def node_tls_of(folder: Path | None) -> NodeTls | None:
+    """The files of TLS in a folder. InputError if they cannot be used."""
+    if folder is None:
         return None
-    options = [f"--{name.replace('_', '-')}" for name in TLS_FILES]
-    missing = [option for option, file in zip(options, files, strict=True) if file is None]
-    if missing:
-        raise click.UsageError(f"{missing[0]} is missing: TLS between machines needs {listed(options)}")
-    tls = NodeTls(*(file.absolute() for file in files))
+    tls = NodeTls(*(folder.absolute() / name for name in TLS_FILES))
     tls.client_context()
     return tls
 
