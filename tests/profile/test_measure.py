@@ -191,6 +191,18 @@ def test_a_process_that_dies_is_reported(model: Path) -> None:
         measure(model, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True, shapes={"x": (16,)}, limit=limit)
 
 
+@pytest.mark.live
+def test_processes_that_a_model_has_started_do_not_hide_its_end(tmp_path: Path) -> None:
+    stage, waits = tmp_path / "m.py", f"while not os.path.exists({str(tmp_path / 'end')!r}): time.sleep(0.01)"
+    start = f"subprocess.Popen([sys.executable, '-c', \"import os, time\\n{waits}\"])"
+    stage.write_text(f"import os, subprocess, sys\n{start}\nos._exit(9)")
+    try:
+        with pytest.raises(MachineError, match="exit status 9"):
+            list(measure_on(TimingOrder(str(stage), 1, 1.0, (1,), {}), 0.01, by_affinity))
+    finally:
+        (tmp_path / "end").touch()
+
+
 @pytest.mark.parametrize(
     ("choice", "what"),
     [

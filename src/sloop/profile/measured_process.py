@@ -7,11 +7,12 @@ model prints goes to stderr, of which the parent shows the last line if the proc
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import IO, Any, Final, TypeVar
 
 import msgspec
@@ -24,11 +25,14 @@ from sloop.profile.model import onnx_runtime
 from sloop.profile.threads import before_cores_are_known
 from sloop.user_code import failure_of
 
-READY: Final = b"ready\n"
+READY: Final = b"ready"
 SILENCE_S: Final = 600.0
 """A measured process that sends nothing for this long is killed."""
 LAST_BYTES: Final = 4096
 """Bytes at the end of a dead process's stderr that are searched for the reason."""
+PIPE_BYTES: Final = 1 << 16
+ENDED_S: Final = 0.2
+"""How soon the end of a process is noticed if its pipe stays open."""
 
 Order = TypeVar("Order", bound=Struct)
 
@@ -42,6 +46,7 @@ class MeasuredProcess:
         self.pid = process.pid
         self.model, self.cores = model, cores
         self._process, self._errors, self._silence_s = process, errors, silence_s
+        self._read = b""
 
     def order(self, order: Struct) -> None:
         """Tell it what to measure."""
@@ -60,24 +65,22 @@ class MeasuredProcess:
         raise ConnectionError("it ended")
 
     def line(self) -> bytes:
-        """The next line of its stdout, or empty at the end. Kills a process that sends none for too long, and raises
-        TimeoutError."""
+        """The next line of its stdout, or empty at the end, even if other processes that it started keep the pipe open.
+        Kills a process that sends none for too long, and raises TimeoutError."""
         assert self._process.stdout is not None
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            self._process.kill()
-
-        watch = threading.Timer(self._silence_s, kill)
-        watch.daemon = True
-        watch.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            watch.cancel()
-        if late.is_set():
-            raise TimeoutError
+        fd, until_s = self._process.stdout.fileno(), monotonic() + self._silence_s
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while b"\n" not in self._read:
+            has_ended = self._process.poll() is not None
+            part = os.read(fd, PIPE_BYTES) if (ready := poll.poll(0 if has_ended else 1e3 * ENDED_S)) else b""
+            self._read += part
+            if not part and (ready or has_ended):
+                return b""
+            if not part and monotonic() > until_s:
+                self._process.kill()
+                raise TimeoutError
+        line, _, self._read = self._read.partition(b"\n")
         return line
 
     def died(self, when: str = "") -> MachineError:
@@ -105,7 +108,7 @@ def measured_process(
 ) -> Iterator[MeasuredProcess]:
     """A process of this module, ready for its order, with these file descriptors and a GPU if there is one. It is
     killed with the context. MachineError if it dies, or sends nothing for `silence_s`."""
-    command, pipe = [sys.executable, "-m", module, *arguments], subprocess.PIPE
+    command, pipe = [sys.executable, "-P", "-m", module, *arguments], subprocess.PIPE
     with (
         tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
         subprocess.Popen(
@@ -142,7 +145,7 @@ def answer_order(kind: type[Order], answers: Callable[[Order], Iterator[Struct]]
 
     with contextlib.suppress(Exception):  # a model that needs it says what is wrong with it
         onnx_runtime()
-    write(READY)
+    write(READY + b"\n")
     line = sys.stdin.buffer.readline()
     if not line:
         return
