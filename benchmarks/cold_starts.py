@@ -40,7 +40,7 @@ from sloop.profile.onnx_cut import LayerGraph
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.plots import Figure, Panel, Series
 from sloop.runlog import read_log
-from sloop.serve.backends.local import SPARES_AFTER_S
+from sloop.serve.node.spares import SPARES_AFTER_S
 from sloop.sim.scenarios import run_scenario
 from sloop.sim.truth.recorded import NOT_RECORDED
 from sloop.sim.world import World, recorded_in

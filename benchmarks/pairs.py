@@ -36,12 +36,12 @@ from sloop.profile.measure import by_affinity
 from sloop.profile.model import Array, open_model
 from sloop.profile.onnx_cut import difference
 from sloop.profile.profile import LayerProfile, Profile
-from sloop.serve.backends import local
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.cpu_quota import detect
 from sloop.serve.messages import Run
+from sloop.serve.node import node, spares
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.shadows import BlockSequence
@@ -124,9 +124,7 @@ class Bench:
         self._expected = {batch: list(whole.run({name: self._rows[:batch]})) for batch in BATCHES}
         del whole
         servables = {("stage", "cut"): servable, ("stage", "whole"): Servable(str(model), servable.signature)}
-        self.backend = LocalBackend(
-            servables, wirings_of(servables), detect().actuator, arenas=self._arenas, spares_max=1
-        )
+        self.backend = LiveNode(servables, wirings_of(servables), detect().actuator, arenas=self._arenas, spares_max=1)
         self.backend.attach(self)
         self._outputs: list[Array] = []
         self.worst = 0.0
@@ -165,7 +163,7 @@ class Bench:
 
     async def spare(self) -> None:
         """Wait until a spare worker has loaded its libraries."""
-        while not self.backend.spares():  # noqa: ASYNC110
+        while not self.backend.spares.pids():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
 
@@ -220,8 +218,8 @@ LIGHT: Final = (0.01, 0.06, 0.25)
 
 async def served(name: str, model: Path, layers: LayerProfile, folder: Path, seconds: float) -> ModelTimes:
     """The live part: alone, then with each shadow, sizes of batches in turn."""
-    local.SPARES_AFTER_S = 0.1  # type: ignore[misc]
-    local.PATIENCE = 20.0  # type: ignore[misc]  # to measure a slow pair, not to give it up
+    spares.SPARES_AFTER_S = 0.1  # type: ignore[misc]
+    node.PATIENCE = 20.0  # type: ignore[misc]  # to measure a slow pair, not to give it up
     profile = Profile(latency_ms=layers.latency_ms, max_batch=max(BATCHES), max_cores=1, layers=layers)
     known = examine(model)
     cut = cut_of(known, {"": profile}, {}, folder)

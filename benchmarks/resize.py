@@ -21,8 +21,8 @@ from benchmarks.notebook import arguments, publish, table
 from sloop.actions import ResizeWorker, StartWorker
 from sloop.events import Event, Finished, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.tensor import ITEM_BYTES, Tensor
 from sloop.user_code import ModelFailure
@@ -39,7 +39,7 @@ LIGHT = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.o
 class BatchLoop:
     """A closed loop of one batch after another, and the durations of its batches."""
 
-    def __init__(self, backend: LocalBackend, tensors: list[Tensor]) -> None:
+    def __init__(self, backend: LiveNode, tensors: list[Tensor]) -> None:
         self._backend, self._tensors = backend, tensors
         self.requests = REQUESTS
         self.sent = 0
@@ -109,7 +109,7 @@ async def measure(model: Path, resizes: int, seed: int) -> list[tuple[str, objec
     signature = read_signature(model)
     found = detect()
     servables = {("s", "v"): Servable(str(model), signature)}
-    backend = LocalBackend(servables, wirings_of(servables), found.actuator, threads_prepared=2)
+    backend = LiveNode(servables, wirings_of(servables), found.actuator, threads_prepared=2)
     listener = BackendListener()
     backend.attach(listener)
     shapes = [tuple(max(dim, 1) for dim in port.shape) for port in signature.inputs]

@@ -20,9 +20,9 @@ from benchmarks.notebook import arguments, publish, table, workspace
 from sloop.actions import StartWorker, StopWorker
 from sloop.events import Event, WorkerReady, WorkerStopped
 from sloop.profile.model import read_signature
-from sloop.serve.backends import local
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
+from sloop.serve.node import spares
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
@@ -60,7 +60,7 @@ class Steps:
             await asyncio.wait_for(self.changed.wait(), 60)
 
 
-async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, float]:
+async def one(backend: LiveNode, steps: Steps, number: int) -> dict[str, float]:
     """The steps of one start, and then a stop."""
     replica = ReplicaId(number)
     steps.times_ms, steps.began_s = {}, time.perf_counter()
@@ -75,12 +75,12 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
 
 async def measured(model: Path, rounds: int) -> tuple[dict[str, list[dict[str, float]]], float]:
     """The steps of each start, by the kind of start, and the memory in MB of a spare worker."""
-    local.SPARES_AFTER_S = 0.1  # type: ignore[misc]  # the rounds need not wait for so long
+    spares.SPARES_AFTER_S = 0.1  # type: ignore[misc]  # the rounds need not wait for so long
     servables = {("stage", "model"): Servable(str(model), read_signature(model))}
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS.values()}
-    backends: list[tuple[LocalBackend, Steps]] = []
+    backends: list[tuple[LiveNode, Steps]] = []
     for spares_max in KINDS:
-        backend = LocalBackend(servables, wirings_of(servables), detect().actuator, spares_max=spares_max)
+        backend = LiveNode(servables, wirings_of(servables), detect().actuator, spares_max=spares_max)
         backends.append((backend, Steps()))
         backend.attach(backends[-1][1])
     with_spares, _ = backends[-1]
@@ -88,7 +88,7 @@ async def measured(model: Path, rounds: int) -> tuple[dict[str, list[dict[str, f
     try:
         for number in range(rounds + 1):
             async with asyncio.timeout(120):
-                while not with_spares.spares():  # noqa: ASYNC110
+                while not with_spares.spares.pids():  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             memory_mb = sum(each.memory_bytes for each in with_spares.spare_processes().values()) / 1e6
             for (backend, steps), results in zip(backends, found.values(), strict=True):

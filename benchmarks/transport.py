@@ -15,10 +15,10 @@ import uvloop
 from benchmarks.notebook import arguments, publish, table
 from sloop.actions import StartWorker
 from sloop.events import Event, Finished, WorkerReady
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import ARENA_BYTES, Block, write_block
 from sloop.serve.cpu_quota import detect
 from sloop.serve.messages import Run
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Port, Signature, Tensor
@@ -35,7 +35,7 @@ CASES = ((16, 1, 3000), (4096, 1, 3000), (16, 32, 3000), (602_112, 1, 500), (602
 class Round:
     """Sends a batch as soon as the one before has come back."""
 
-    def __init__(self, backend: LocalBackend, arenas: Arenas, batch: Run, count: int) -> None:
+    def __init__(self, backend: LiveNode, arenas: Arenas, batch: Run, count: int) -> None:
         self._backend, self._arenas, self._batch, self._count = backend, arenas, batch, count
         self._sent_ns = 0
         self.overheads_us: list[float] = []
@@ -67,7 +67,7 @@ async def measure(size_bytes: int, requests: int, count: int) -> tuple[int, ...]
     """Bytes, requests, median and P99 of a batch's time in addition to the forward pass, and the server's CPU, in
     µs."""
     arenas = Arenas()
-    backend = LocalBackend(
+    backend = LiveNode(
         {("s", "v"): Servable("fake:sleep:0:0", ECHO)}, {"s": alone("s", ECHO)}, detect().actuator, arenas=arenas
     )
     held = arenas.make(ARENA_BYTES, lambda _: None)

@@ -18,9 +18,9 @@ from sloop.errors import MachineError
 from sloop.events import Finished, WorkerLost, WorkerReady
 from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import load_profile
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.gpus import AssignedGpus, assigned
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Device, Node, ReplicaId, ReplicaSpec, Slot
@@ -50,7 +50,7 @@ def served(network: Path, gpu: Gpu, *, share: float = 1.0, bytes_max: int = 0, m
         servables = {("stage", "m"): Servable(str(network), read_signature(network), device_bytes={"local": bytes_max})}
         node = Node("here", "local", 4, 1 << 34, (Device("card", gpu.kind, gpu.memory_bytes),))
         gpus = AssignedGpus([node], assigned([node], [gpu]), {gpu.uuid: mps} if mps else {})
-        backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=gpus.nodes, gpus=gpus)
+        backend = LiveNode(servables, wirings_of(servables), detect().actuator, nodes=gpus.nodes, gpus=gpus)
         backend.attach(ear)
         try:
             backend.order(StartWorker(A, ReplicaSpec("stage", "m", Slot(1, "local", gpu.kind, share), "here", "card")))

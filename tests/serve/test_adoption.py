@@ -540,8 +540,8 @@ def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pyt
         second = await made.next()
         second.holders.number()  # so that the numbers differ
         await second.ear.hear(NodeReady)
-        assert agent._workers is not None
-        arenas = agent._workers._arenas
+        assert agent._session is not None
+        arenas = agent._session._arenas
         (only,) = offered(second)
         second.backend.order(adoption(only))
         result = await answered(second, 1, A)
@@ -573,8 +573,8 @@ def test_an_agent_that_gives_up_ends_its_workers(tmp_path: Path, monkeypatch: py
         serving = asyncio.create_task(agent.serve())
         await first.ear.hear(NodeReady)
         await started(first, A)
-        assert agent._workers is not None
-        pid = agent._workers._backend.pid(A)
+        assert agent._session is not None
+        pid = agent._session.node.pid(A)
         await made.die()
         assert pid is not None
         assert is_running(pid)

@@ -53,7 +53,7 @@ from sloop.serve.agent import (
     ToAgent,
     WorkersKept,
 )
-from sloop.serve.backends import agents, local
+from sloop.serve.backends import agents
 from sloop.serve.backends.agents import AgentBackend
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
@@ -68,6 +68,8 @@ from sloop.serve.network import (
     Purpose,
     connect,
 )
+from sloop.serve.node import spares as spare_workers
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProtocolError, RecordLink, pack_head
 from sloop.serve.weights.cache import usual_cache
@@ -611,8 +613,8 @@ def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: 
 
 def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to the deciding process that it meets later."""
-    monkeypatch.setattr(local, "SPARES_AFTER_S", 0.05)
-    monkeypatch.setattr(local, "HUMBLE_S_MAX", 1.0)
+    monkeypatch.setattr(spare_workers, "SPARES_AFTER_S", 0.05)
+    monkeypatch.setattr(spare_workers, "HUMBLE_S_MAX", 1.0)
 
     async def scene() -> None:
         async with fleet() as here:
@@ -651,7 +653,7 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
 
 
 def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.LocalBackend, "_start", lambda self, order: self._report(WorkerReady(order.worker)))
+    monkeypatch.setattr(LiveNode, "_launch", lambda self, worker: self._report(WorkerReady(worker.number)))
 
     async def scene() -> None:
         sent: list[FromAgent] = []
@@ -664,13 +666,13 @@ def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monke
         session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
         assert [each.worker for each in kept] == [A]
-        session.on_event(WorkerLost(A, "it died"))
+        session.node._give_up(session.node.workers[A], "it died")
         with pytest.raises(ProtocolError, match="is started, which is there"):
             session.on_record(NodeOrder(StartWorker(A, spec("one"))))
         session.on_record(NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
         assert sent[-1] == AgentReport(WorkerLost(A, "it died"))
         session.on_record(NodeOrder(ResizeWorker(A, 2)))
-        assert not session._workers
+        assert not session.node.workers
         await session.close()
 
     play(scene)

@@ -27,7 +27,6 @@ from sloop.profile.examine import examine
 from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import digest, digest_of_model
 from sloop.serve import copies
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.orders import Deploy, Remove, find_server, send
 from sloop.serve.control.servables import COPIES
 from sloop.serve.copies import (
@@ -38,6 +37,7 @@ from sloop.serve.copies import (
     private_copy,
     take,
 )
+from sloop.serve.node.node import LiveNode
 from sloop.serve.runtimes import FileRuntime, check_offer
 from sloop.serve.weights.folder import FILES, USED, locked_file
 from sloop.tensor import Port, Signature
@@ -615,10 +615,10 @@ def answer_of(running: Running, version: str = "") -> tuple[str, float]:
 def restarted(running: Running) -> None:
     """The worker is killed; another one is ready when this returns."""
     backend = running.server.backend
-    assert isinstance(backend, LocalBackend)
+    assert isinstance(backend, LiveNode)
 
     async def pids() -> set[int | None]:
-        return {backend.pid(replica) for replica in backend._replicas}
+        return {backend.pid(replica) for replica in backend.workers}
 
     (before,) = running.thread.call(pids())
     assert before is not None
@@ -631,10 +631,10 @@ def restarted(running: Running) -> None:
 def resized(running: Running, cores: float) -> None:
     """The worker has opened a session for another number of threads, on which batches run."""
     backend = running.server.backend
-    assert isinstance(backend, LocalBackend)
+    assert isinstance(backend, LiveNode)
 
     async def order() -> None:
-        (replica,) = backend._replicas
+        (replica,) = backend.workers
         backend.order(ResizeWorker(replica, cores))
 
     running.thread.call(order())

@@ -23,8 +23,6 @@ from sloop.actions import Rollout, VersionState
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
-from sloop.serve.backends import local
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import deployer as module
 from sloop.serve.control import orders
 from sloop.serve.control.check_process import check_version
@@ -46,6 +44,8 @@ from sloop.serve.control.orders import (
 from sloop.serve.control.repository import ModelRepository
 from sloop.serve.control.servables import servables_of
 from sloop.serve.edge.service import Keys
+from sloop.serve.node import spares
+from sloop.serve.node.node import LiveNode
 from sloop.serve.server import check_repository
 from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.sources import ModelSource
@@ -187,7 +187,7 @@ def test_a_model_is_replaced_and_no_request_is_lost(thread: LoopThread, tmp_path
             time.sleep(0.05)
         assert versions(running) == [("demo", "3", "serving", 1.0)]
         backend = running.server.backend
-        assert isinstance(backend, LocalBackend)
+        assert isinstance(backend, LiveNode)
         stages = {stage for stage, _ in backend._servables}
         assert stages == {"demo@3/s0"}, "the models of retired versions are forgotten"
 
@@ -196,21 +196,21 @@ def test_a_version_that_is_deployed_under_load_takes_workers_that_wait(
     thread: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the first of them was killed before."""
-    monkeypatch.setattr(local, "SPARES_AFTER_S", 0.1)
-    monkeypatch.setattr(local, "HUMBLE_S_MAX", 2.0)
+    monkeypatch.setattr(spares, "SPARES_AFTER_S", 0.1)
+    monkeypatch.setattr(spares, "HUMBLE_S_MAX", 2.0)
     models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2)]
     with serving(thread, tmp_path / "state", named("demo", models[0]), spare_workers=1) as running:
         backend = running.server.backend
-        assert isinstance(backend, LocalBackend)
+        assert isinstance(backend, LiveNode)
 
         async def waiting(without: int = 0) -> int:
             async with asyncio.timeout(60):
-                while without in backend.spares() or not backend.spares():  # noqa: ASYNC110
+                while without in backend.spares.pids() or not backend.spares.pids():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            return backend.spares()[0]
+            return backend.spares.pids()[0]
 
         async def serving_pids() -> set[int | None]:
-            return {backend.pid(replica) for replica in backend._replicas}
+            return {backend.pid(replica) for replica in backend.workers}
 
         killed = thread.call(waiting())
         os.kill(killed, signal.SIGKILL)

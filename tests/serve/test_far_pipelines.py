@@ -46,10 +46,10 @@ from sloop.serve.agent import (
 )
 from sloop.serve.backends import agents, sources_of
 from sloop.serve.backends.agents import AgentBackend
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.messages import CutBlock, PassedBatch, Run
 from sloop.serve.network import BlockClient, BlockLost
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import CutModel, Servable
 from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.peers import KnownFile
@@ -185,7 +185,7 @@ class Rig:
     def complete(self, *replicas: ReplicaId) -> None:
         """What the core orders when all parts are ready, or one is lost."""
         for replica in replicas:
-            placed = self.backend._replicas[replica]
+            placed = self.backend._workers[replica]
             assert placed.order.part is not None
             self.send(placed.order.part.span.others, placed.agent.hello.name, completes=(replica,))
 
@@ -206,28 +206,28 @@ class Rig:
         names = [Path(block.file).name for block in self.servable.cut.blocks]
         return sorted(names.index(file.name) for file in (self.folder / node).glob("*/files/*.onnx"))
 
-    def local(self, node: str) -> LocalBackend:
-        workers = self.agents[node]._workers
-        assert workers is not None
-        return workers._backend
+    def local(self, node: str) -> LiveNode:
+        session = self.agents[node]._session
+        assert session is not None
+        return session.node
 
     def pid(self, replica: ReplicaId) -> int:
-        placed = self.backend._replicas[replica]
+        placed = self.backend._workers[replica]
         found = self.local(placed.agent.hello.name).pid(replica)
         assert found is not None
         return found
 
     def pipeline(self, replica: ReplicaId) -> Any:
-        return self.backend._replicas[replica].pipeline
+        return self.backend._workers[replica].pipeline
 
     async def check_nothing_left(self) -> None:
         """All blocks of agents are free, in the deciding process and in the agents."""
         await until(lambda: not any(agent.blocks._places for agent in self.backend._agents.values()))
         for name in self.backend._agents:
-            workers = self.agents[name]._workers
-            assert workers is not None
-            await until(lambda workers=workers: not workers._used)  # type: ignore[misc]
-            assert not any(worker.copies for worker in workers._workers.values())
+            session = self.agents[name]._session
+            assert session is not None
+            await until(lambda session=session: not session._used)  # type: ignore[misc]
+            assert not any(feed.copies for feed in session._feeds.values())
 
     async def close(self) -> None:
         self.client.close()
@@ -536,7 +536,7 @@ def test_a_batch_waits_for_no_lost_one_whose_tensors_do_not_come(
     async def scene(rig: Rig) -> None:
         await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
         pipeline, gate, fetch, failures = rig.pipeline(A), asyncio.Event(), BlockClient.fetch, iter((True,))
-        session = rig.agents[THREE]._workers
+        session = rig.agents[THREE]._session
         assert session is not None
         last = session._blocks
 
@@ -571,8 +571,8 @@ def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Sce
         os.kill(pid, signal.SIGSTOP)
         rig.complete(A, B)
         await rig.ear.hear(WorkerCompleted)
-        [hanging] = rig.local(TWO)._replicas.values()
-        await until(lambda: hanging.completes)
+        [hanging] = rig.local(TWO).workers.values()
+        await until(lambda: hanging.section is not None and hanging.section.is_completing)
         began = hanging.timer
         assert began is not None
         rig.run(1, A, 16)
@@ -594,7 +594,7 @@ def test_a_part_that_has_completed_itself_may_be_silent(play: Callable[[Scene], 
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         await rig.completed(A, B)
         for node in (ONE, TWO):
-            [whole] = rig.local(node)._replicas.values()
+            [whole] = rig.local(node).workers.values()
             assert whole.timer is None
 
     play(scene)
@@ -653,8 +653,8 @@ def test_layers_that_do_not_come_end_their_part_and_leave_nothing(play: Callable
         rig.complete(C)
         await rig.ear.hear(WorkerLost, count=3)
         assert 3 not in rig.blocks(TWO), "it is not what was cut"
-        assert not rig.backend._replicas
-        assert not rig.local(ONE)._replicas
+        assert not rig.backend._workers
+        assert not rig.local(ONE).workers
 
     play(scene)
 

@@ -30,10 +30,10 @@ from sloop.errors import InputError, MachineError
 from sloop.events import BatchFailed, Finished, NodeReady, WorkerLost, WorkerReady
 from sloop.profile import model as models
 from sloop.profile.model import check_cuda, open_model, open_session, read_signature
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import Affinity
 from sloop.serve.gpus import MPS, AssignedGpus, assigned, opened_gpus
 from sloop.serve.messages import Run
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
@@ -301,7 +301,7 @@ def test_two_packages_of_onnx_runtime_are_explained(cuda: CudaRuntimeStandIn, mo
 # Workers
 
 
-Scene = Callable[[LocalBackend, Ear], Awaitable[None]]
+Scene = Callable[[LiveNode, Ear], Awaitable[None]]
 
 
 def play(scene: Scene, servable: Servable, mps: dict[str, MpsDaemon] | None = None, spares_max: int = 0) -> None:
@@ -311,7 +311,7 @@ def play(scene: Scene, servable: Servable, mps: dict[str, MpsDaemon] | None = No
         servables = {("stage", "mlp"): servable}
         gpus = AssignedGpus([HERE], assigned([HERE], present_gpus()), mps)
         actuator = Affinity(sorted(os.sched_getaffinity(0)))
-        backend = LocalBackend(
+        backend = LiveNode(
             servables, wirings_of(servables), actuator, nodes=gpus.nodes, gpus=gpus, spares_max=spares_max
         )
         ear = Ear()
@@ -339,7 +339,7 @@ def on_t4(nvidia: FakeNvidia, mlp: Path) -> Servable:
 def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, state: Path) -> None:
     nvidia.install_mps()
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec(0.25)))
         await ear.hear(WorkerReady, WorkerLost)
         backend.run(BatchId(1), A, batch())
@@ -387,7 +387,7 @@ def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tm
     file = tmp_path / "sees.py"
     file.write_text(SEES)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         backend.order(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         await ear.hear(WorkerReady, WorkerLost, count=2)
@@ -405,7 +405,7 @@ def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tm
 def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: FakeNvidia, on_t4: Servable) -> None:
     nvidia.happens("full")
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
@@ -418,7 +418,7 @@ def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: Fa
 @pytest.mark.live
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on_t4: Servable, is_gone: bool) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         nvidia.happens("failed")
@@ -444,13 +444,13 @@ def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on
 def test_a_replica_on_a_gpu_takes_no_spare_worker(
     nvidia: FakeNvidia, on_t4: Servable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sloop.serve.backends.local.SPARES_AFTER_S", 0.01)
+    monkeypatch.setattr("sloop.serve.node.spares.SPARES_AFTER_S", 0.01)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         waits = asyncio.Event()
-        backend.on_spares = waits.set
+        backend.spares.on_change = waits.set
         await asyncio.wait_for(waits.wait(), 20)
-        [spare] = backend.spares()
+        [spare] = backend.spares.pids()
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         assert backend.pid(A) not in (None, spare)

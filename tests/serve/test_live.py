@@ -20,12 +20,12 @@ from sloop.app.load import load_application
 from sloop.events import WorkerLost, WorkerReady, WorkerResized
 from sloop.profile.model import read_signature
 from sloop.runlog import MemoryLog
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.versions import wirings_of
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.sink import EdgeSink
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.serve.server import planner_of
 from sloop.shared_memory import Arenas
@@ -64,7 +64,7 @@ class Live:
     """A running server without its edges, and all answers so far by the order of asking."""
 
     driver: Driver
-    backend: LocalBackend
+    backend: LiveNode
     log: MemoryLog
     answers: dict[int, list[RequestResult]]
     sink: EdgeSink
@@ -106,7 +106,7 @@ async def live_driver(
 ) -> AsyncIterator[Live]:
     """Core, driver, planner and workers, and no edge."""
     served, arenas, log = ServedVersion("live", "live", "1", setup.application.slo_ns, wiring), Arenas(), MemoryLog()
-    backend = LocalBackend(
+    backend = LiveNode(
         servables,
         wirings_of(served),
         detect().actuator,

@@ -37,11 +37,12 @@ from sloop.events import (
 from sloop.machine import capacity
 from sloop.profile.model import read_signature
 from sloop.serve import processes
-from sloop.serve.backends import local as module
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Affinity, Cgroups, CpuActuator, Grant, detect
 from sloop.serve.messages import Run
+from sloop.serve.node import node as module
+from sloop.serve.node import spares as spare_workers
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProcessLink
 from sloop.shared_memory import Address
@@ -98,7 +99,7 @@ class Ear:
         return found[count - 1]
 
 
-Scene = Callable[[LocalBackend, Ear], Awaitable[None]]
+Scene = Callable[[LiveNode, Ear], Awaitable[None]]
 
 
 def play(
@@ -110,7 +111,7 @@ def play(
 ) -> None:
     async def main() -> None:
         servables = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
-        backend = LocalBackend(
+        backend = LiveNode(
             {("stage", name): servable for name, servable in servables.items()},
             wirings_of({("stage", name): servable for name, servable in servables.items()}),
             actuator or Affinity(sorted(os.sched_getaffinity(0))),
@@ -124,7 +125,7 @@ def play(
             await scene(backend, ear)
         finally:
             pids = {str(pid) for n in range(1, 9) if (pid := backend.pid(ReplicaId(n)))}
-            pids |= {str(pid) for pid in backend.spares()}
+            pids |= {str(pid) for pid in backend.spares.pids()}
             await backend.close()
             assert not pids & set(os.listdir("/proc"))
 
@@ -132,7 +133,7 @@ def play(
 
 
 def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
@@ -158,7 +159,7 @@ def test_nodes_and_grants_follow_the_machine() -> None:
     smaller = structs.replace(HERE, cores=1, memory_bytes=1 << 29)
     actuator = Affinity(sorted(os.sched_getaffinity(0)))
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec(cores=2)))
         await ear.hear(WorkerReady)
         backend.refit([smaller], 0.5)
@@ -173,7 +174,7 @@ def test_nodes_and_grants_follow_the_machine() -> None:
 
 
 def test_a_local_node_is_always_there() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(AcquireNode("here"))
         backend.order(ReleaseNode("here"))
         assert ear.events == [NodeReady(HERE), NodeReleased("here")]
@@ -182,7 +183,7 @@ def test_a_local_node_is_always_there() -> None:
 
 
 def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.learn(
             {("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, {"other": alone("other", BYTES)}, threads_prepared=1
         )
@@ -200,7 +201,7 @@ def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
 
 
 def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("one")))
         await ear.hear(WorkerReady)
         row = Tensor("FP32", (1, 4), bytes(16))
@@ -212,7 +213,7 @@ def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(
 
 
 def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (2 << 20) for n in range(4)] + [b"small", b"tiny!"]
@@ -225,7 +226,7 @@ def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
 
 
 def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (1 << 20) for n in range(3)]
@@ -254,7 +255,7 @@ def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive
 
 
 def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("slow")))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
@@ -278,7 +279,7 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
     def fail(*_: object) -> None:
         raise KeyError(7)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("quick")))
         await ear.hear(WorkerReady)
         monkeypatch.setattr(backend, "_on_done", fail)
@@ -291,7 +292,7 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
 
 
 def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
@@ -305,7 +306,7 @@ def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
 
 
 def test_a_failing_model_fails_batches_and_lives_on() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("bad")))
         await ear.hear(WorkerReady)
         for batch in (1, 2):
@@ -330,7 +331,7 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
     ],
 )
 def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("m", device=device)))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
@@ -340,7 +341,7 @@ def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | Non
 
 
 def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("m")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, rows(b"x"))
@@ -352,7 +353,7 @@ def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> No
 
 
 def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("slow")))
         backend.order(StopWorker(A, ""))
         await ear.hear(WorkerStopped)
@@ -370,7 +371,7 @@ def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
 def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
     actuator = detect().actuator
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec(cores=0.25)))
         pid = backend.pid(A)
         assert pid is not None
@@ -385,7 +386,7 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
 
 
 def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec(cores=64)))
         await ear.hear(WorkerReady)
         assert ear.events[-2] == WorkerResized(A, 1)
@@ -403,8 +404,8 @@ from sloop.actions import AcquireNode, ReleaseNode, ResizeWorker, StartWorker, S
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.serve import processes
-from sloop.serve.backends import local as module
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.node import node as module
+from sloop.serve.node.node import LiveNode
 from sloop.serve.dataflow import Assembly, StageWiring
 from sloop.tensor import Signature
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
@@ -418,7 +419,7 @@ async def main():
     global actuator, backend
     actuator = detect().actuator
     wirings = {"stage": StageWiring("stage", Assembly((), ()))}
-    backend = LocalBackend({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, wirings, actuator)
+    backend = LiveNode({("stage", "v"): Servable("fake:sleep:0:0", Signature((), ()))}, wirings, actuator)
     backend.attach(Ear())
     backend.order(StartWorker(ReplicaId(1), ReplicaSpec("stage", "v", Slot(1))))
     await asyncio.sleep(60)
@@ -450,7 +451,7 @@ def test_workers_die_with_a_server_that_is_killed_and_the_next_one_cleans_up() -
 
 
 def test_lives_leave_no_descriptors_behind() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         for n in range(1, 7):
@@ -472,7 +473,7 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
     """Acceptance check 11 of the Sponge specification, but for the times, which benchmarks measure."""
     resizes = 1000
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         chance = np.random.default_rng(11)
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
@@ -499,19 +500,19 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
 # Spare workers
 
 
-async def spares(backend: LocalBackend, count: int, *, without: Container[int] = ()) -> list[int]:
+async def spares(backend: LiveNode, count: int, *, without: Container[int] = ()) -> list[int]:
     """The process ids of the spare workers, when so many wait, and none of those `without`."""
     async with asyncio.timeout(30):
-        while len(backend.spares()) != count or any(pid in without for pid in backend.spares()):  # noqa: ASYNC110
+        while len(backend.spares.pids()) != count or any(pid in without for pid in backend.spares.pids()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    return backend.spares()
+    return backend.spares.pids()
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare workers are started soon, also while other processes take all cores."""
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
-    monkeypatch.setattr(module, "HUMBLE_S_MAX", 1.0)
+    monkeypatch.setattr(spare_workers, "SPARES_AFTER_S", 0.05)
+    monkeypatch.setattr(spare_workers, "HUMBLE_S_MAX", 1.0)
 
 
 async def gone(*pids: int) -> None:
@@ -523,8 +524,8 @@ async def gone(*pids: int) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
-        assert backend.spares() == []
+    async def scene(backend: LiveNode, ear: Ear) -> None:
+        assert backend.spares.pids() == []
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         [ahead] = await spares(backend, 1)
@@ -544,10 +545,10 @@ def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         for number in range(1, 4):
             backend.order(StartWorker(ReplicaId(number), spec("echo")))
-        assert backend.spares() == []
+        assert backend.spares.pids() == []
         await ear.hear(WorkerReady, count=3)
         assert len(await spares(backend, 2)) == 2, "no more than allowed"
 
@@ -556,7 +557,7 @@ def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
@@ -572,7 +573,7 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
@@ -588,13 +589,13 @@ def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         ahead = await spares(backend, 1)
         backend.order(StartWorker(B, spec("echo", device="gpu0")))
         await ear.hear(WorkerLost)
-        assert backend.spares() == ahead
+        assert backend.spares.pids() == ahead
 
     play(scene, spares_max=1)
 
@@ -602,10 +603,10 @@ def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
 @pytest.mark.usefixtures("soon")
 def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [3]
-    monkeypatch.setattr(module, "SPARES_FOR_S", 0.2)
-    monkeypatch.setattr(module, "most_together", lambda *_: wanted[0])
+    monkeypatch.setattr(spare_workers, "SPARES_FOR_S", 0.2)
+    monkeypatch.setattr(spare_workers, "most_together", lambda *_: wanted[0])
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         first, *others = await spares(backend, 3)
@@ -618,9 +619,9 @@ def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("soon")
 def test_a_worker_waits_before_anything_has_started() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         told: list[int] = []
-        backend.on_spares = lambda: told.append(len(backend.spares()))
+        backend.spares.on_change = lambda: told.append(len(backend.spares.pids()))
         [pid] = await spares(backend, 1)
         assert told == [1]
         [found] = backend.spare_processes().values()
@@ -661,10 +662,10 @@ def test_spare_workers_get_ready_at_the_lowest_priority(tmp_path: Path) -> None:
 
 
 def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalBackend, "_start_spare", lambda _: pytest.fail("one is started"))
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.01)
+    monkeypatch.setattr(spare_workers.SparePool, "_start", lambda _: pytest.fail("one is started"))
+    monkeypatch.setattr(spare_workers, "SPARES_AFTER_S", 0.01)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         await asyncio.sleep(0.1)
@@ -680,7 +681,7 @@ def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
 ) -> None:
     monkeypatch.setattr(module, "TAKEN_S_MAX", 0.2)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
         backend.order(StartWorker(A, spec("echo")))
@@ -700,7 +701,7 @@ def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
 
 @pytest.mark.usefixtures("soon")
 def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
         backend.order(StartWorker(A, spec("echo")))
@@ -714,8 +715,8 @@ def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
 @pytest.mark.usefixtures("soon")
 def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two hang: at the lowest priority the first time, at the usual one then."""
-    monkeypatch.setattr(module, "HUMBLE_S_MAX", 0.1)
-    monkeypatch.setattr(module, "SPARE_S_MAX", 0.1)
+    monkeypatch.setattr(spare_workers, "HUMBLE_S_MAX", 0.1)
+    monkeypatch.setattr(spare_workers, "SPARE_S_MAX", 0.1)
     commands: list[tuple[object, ...]] = []
     spawn = processes.spawn
 
@@ -723,12 +724,12 @@ def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkey
         commands.append((name, *arguments))
         if len(commands) <= 2:
             return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-        monkeypatch.setattr(module, "SPARE_S_MAX", 20)
+        monkeypatch.setattr(spare_workers, "SPARE_S_MAX", 20)
         return spawn(name, arguments, fds)
 
-    monkeypatch.setattr(module, "spawn", hanging)
+    monkeypatch.setattr(spare_workers, "spawn", hanging)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         assert [command[2] for command in commands] == [1, 0, 0]
         os.kill(pid, signal.SIGKILL)
@@ -747,10 +748,10 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
             return spawn(name, arguments, fds)
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(module, "spawn", refusing)
-    monkeypatch.setattr(module._log, "warning", lambda *_: refused.set())
+    monkeypatch.setattr(spare_workers, "spawn", refusing)
+    monkeypatch.setattr(spare_workers._log, "warning", lambda *_: refused.set())
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         await asyncio.wait_for(refused.wait(), 20)
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
@@ -770,7 +771,7 @@ def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
 
     actuator = Refusing([0])
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         [pid] = await spares(backend, 1)
         assert actuator.tries == 2
         backend.order(StartWorker(A, spec("echo")))
@@ -790,9 +791,9 @@ def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyP
         made.append(spawn(*given, **others))
         return made[0]
 
-    monkeypatch.setattr(module, "spawn", slow)
+    monkeypatch.setattr(spare_workers, "spawn", slow)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         await asyncio.to_thread(begun.wait, 20)
 
     play(scene, spares_max=1)
@@ -815,7 +816,7 @@ def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ProcessLink, "send", noted)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
         assert order == ["confined", "SETUP"]
 
@@ -825,9 +826,9 @@ def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.Monke
 @given(starts=st.lists(st.integers(0, 5000).map(lambda tenths: tenths / 4), max_size=30), now=st.integers(0, 400))
 def test_how_many_replicas_were_started_together(starts: list[float], now: int) -> None:
     starts, now_s = sorted(starts), 1250.0 + now
-    recent = [at for at in starts if at >= now_s - module.SPARES_FOR_S]
-    windows = [sum(at - module.SPARES_AFTER_S <= other <= at for other in recent) for at in recent]
-    assert module.most_together(starts, now_s) == max([1, *windows])
+    recent = [at for at in starts if at >= now_s - spare_workers.SPARES_FOR_S]
+    windows = [sum(at - spare_workers.SPARES_AFTER_S <= other <= at for other in recent) for at in recent]
+    assert spare_workers.most_together(starts, now_s) == max([1, *windows])
 
 
 def group_of(pid: int) -> str:
@@ -838,7 +839,7 @@ def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_res
     actuator = detect().actuator
     cores = capacity().cores
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))
         for replica in (A, B):
             backend.order(StartWorker(replica, own))
@@ -864,7 +865,7 @@ class WithoutPools(Affinity):
 
 
 def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False))))
         await ear.hear(WorkerLost)
         assert ear.events[-1] == WorkerLost(A, "no such group")

@@ -13,20 +13,23 @@ import pytest
 import uvloop
 
 from sloop.actions import ResizeWorker, StartWorker, StopWorker
-from sloop.events import Event, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
+from sloop.events import Event, Finished, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
 from sloop.serve import agent as module
 from sloop.serve.agent import Agent
 from sloop.serve.backends.agents import AgentBackend
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.cpu_quota import detect
+from sloop.serve.network import BlockClient
+from sloop.serve.node.models import NodeModels
+from sloop.serve.node.node import LiveNode, WorkerPhase
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
+from sloop.tensor import Tensor
 from sloop.units import s
-from sloop.vocabulary import Node, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
 from tests.dst.schedules import HOME
 from tests.dst.test_agents import STAGE, cluster, events_of
 from tests.joining import JoiningNodes, Memory
-from tests.serve.rig import wirings_of
+from tests.serve.rig import run_of, wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, until
 
@@ -93,7 +96,7 @@ class HeldCache:
 
 
 class RealRig:
-    def __init__(self, backend: LocalBackend | AgentBackend, fetching: Held) -> None:
+    def __init__(self, backend: LiveNode | AgentBackend, fetching: Held) -> None:
         self._backend, self._fetching = backend, fetching
         self._ear = Ear()
         self.events = self._ear.events
@@ -127,7 +130,7 @@ class RealRig:
 async def here() -> AsyncIterator[Rig]:
     servables = {("stage", "echo"): Servable(MODEL, BYTES)}
     node = Node("one", "local", 1, 1 << 30)
-    backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=[node])
+    backend = LiveNode(servables, wirings_of(servables), detect().actuator, nodes=[node])
     try:
         yield RealRig(backend, Held())
     finally:
@@ -241,5 +244,42 @@ def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) 
             assert kinds.count(WorkerStopped) == 1
             assert kinds.count(WorkerResized) <= 1, "its end answers the order too"
             assert kinds[-1] is WorkerStopped
+
+    uvloop.run(scene())
+
+
+def test_a_worker_is_in_one_state_from_its_order_to_its_end() -> None:
+    async def scene() -> None:
+        fetching, ear = Held(), Ear()
+        models = NodeModels("one", lambda: cast(Any, HeldCache(fetching)))
+        models.connect(BlockClient(TOKEN), (HOST, 1), is_beside=False)
+        servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
+        node = LiveNode(servables, wirings_of(servables), detect().actuator, models=models)
+        node.attach(ear)
+        node.order(StartWorker(A, ReplicaSpec("stage", "echo", Slot(1.0), "one")))
+        worker, seen = node.workers[A], list[WorkerPhase]()
+
+        async def reach(phase: WorkerPhase) -> None:
+            await until(lambda: worker.phase is phase)
+            seen.append(worker.phase)
+
+        await reach(WorkerPhase.FETCHING)
+        fetching.go_on()
+        await ear.hear(WorkerReady)
+        await reach(WorkerPhase.READY)
+        node.run(BatchId(1), A, run_of([[Tensor("UINT8", (1, 1), b"x")]]))
+        await reach(WorkerPhase.BUSY)
+        await ear.hear(Finished)
+        await reach(WorkerPhase.READY)
+        node.order(StopWorker(A, ""))
+        await reach(WorkerPhase.STOPPING)
+        node.order(StopWorker(A, ""))
+        node.order(ResizeWorker(A, 0.5))
+        await ear.hear(WorkerStopped)
+        assert not node.workers
+        assert sum(isinstance(event, WorkerStopped) for event in ear.events) == 1
+        steps = [event.step for event in ear.events if isinstance(event, WorkerProgressed)]
+        assert steps == ["fetching", "spawning", "loading", "warming"]
+        await node.close()
 
     uvloop.run(scene())

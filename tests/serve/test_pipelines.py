@@ -33,13 +33,13 @@ from sloop.events import BatchFailed, BatchLost, Finished, WorkerCompleted, Work
 from sloop.profile.examine import examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Startup, save_profile
 from sloop.runlog import Record, read_log
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.backends.pipelines import ProcessPipeline
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.control.loading import loadable
 from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.node.node import LiveNode
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
@@ -365,16 +365,16 @@ def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalBackend], None]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[LiveNode], None]:
     """Workers get the other layers only when this is called with their pipeline."""
     complete = ProcessPipeline._begin_completion
     monkeypatch.setattr(ProcessPipeline, "_begin_completion", lambda pipeline: None)
 
-    def release(backend: LocalBackend) -> None:
+    def release(backend: LiveNode) -> None:
         monkeypatch.setattr(ProcessPipeline, "_begin_completion", complete)
-        for replica in backend._replicas.values():
-            if replica.pipeline is not None:
-                replica.pipeline._begin_completion()
+        for replica in backend.workers.values():
+            if replica.section is not None and replica.section.pipeline is not None:
+                replica.section.pipeline._begin_completion()
 
     return release
 
@@ -383,14 +383,14 @@ def spec(variant: str = "skips") -> ReplicaSpec:
     return ReplicaSpec("stage", variant, Slot(1.0), "here")
 
 
-def start(backend: LocalBackend, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
+def start(backend: LiveNode, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
     for place, replica in enumerate(replicas):
         backend.order(
             StartWorker(replica, structs.replace(spec(variant), shape=parts_at(bounds)), pipeline=A, place=place)
         )
 
 
-def run(backend: LocalBackend, batch: int, replica: ReplicaId, rows: int, width: int = WIDTH) -> None:
+def run(backend: LiveNode, batch: int, replica: ReplicaId, rows: int, width: int = WIDTH) -> None:
     tensors = [[Tensor("FP32", (1, width), row[:width].tobytes())] for row in inputs(rows, batch)]
     backend.run(BatchId(batch), replica, run_of(tensors))
 
@@ -400,9 +400,17 @@ def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
     check_equal(got, model, inputs(rows, batch))
 
 
-def check_no_blocks(backend: LocalBackend, *replicas: ReplicaId) -> None:
+def pipeline_of(backend: LiveNode) -> ProcessPipeline:
+    section = backend.workers[A].section
+    assert section is not None
+    assert section.pipeline is not None
+    return section.pipeline
+
+
+def check_no_blocks(backend: LiveNode, *replicas: ReplicaId) -> None:
     """What workers have written for each other is free; answers were small."""
-    arenas = [backend._replicas[replica].arena for replica in replicas]
+    processes = [backend.workers[replica].process for replica in replicas]
+    arenas = [process.arena for process in processes if process is not None]
     assert [arena.blocks for arena in arenas if arena is not None] == [0] * len(replicas)
 
 
@@ -413,11 +421,11 @@ def lost(ear: Ear) -> list[object]:
 @pytest.mark.live
 @pytest.mark.parametrize(("bounds", "spares"), [((0, 2, 4), 0), ((0, 1, 4), 1), ((0, 1, 2, 3, 4), 0)])
 def test_a_life_of_a_pipeline(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None], bounds: tuple[int, ...], spares: int
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None], bounds: tuple[int, ...], spares: int
 ) -> None:
     members = (A, B, C, D)[: len(bounds) - 1]
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, bounds, *members)
         await ear.hear(WorkerReady, count=len(members))
         count = 0
@@ -453,7 +461,7 @@ def test_a_life_of_a_pipeline(
     play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
 
 
-def pid_of(backend: LocalBackend, replica: ReplicaId) -> int:
+def pid_of(backend: LiveNode, replica: ReplicaId) -> int:
     found = backend.pid(replica)
     assert found is not None
     return found
@@ -461,14 +469,14 @@ def pid_of(backend: LocalBackend, replica: ReplicaId) -> int:
 
 @pytest.mark.live
 def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 1, 2, 4), A, B, C)
         await ear.hear(WorkerReady, count=3)
         os.kill(pid_of(backend, C), signal.SIGSTOP)
         run(backend, 1, A, 16)
-        pipeline = backend._replicas[A].pipeline
+        pipeline = pipeline_of(backend)
         assert pipeline is not None
         await until(lambda: pipeline.computes(2, 1))
         os.kill(pid_of(backend, B), signal.SIGSTOP)
@@ -505,16 +513,16 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.live
 def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
     """The batch of the replica that dies is with another worker, which then serves alone."""
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         os.kill(pid_of(backend, B), signal.SIGSTOP)
         run(backend, 1, A, 16)
-        pipeline = backend._replicas[A].pipeline
+        pipeline = pipeline_of(backend)
         assert pipeline is not None
         await until(lambda: pipeline.computes(1, 1))
         os.kill(pid_of(backend, A), signal.SIGKILL)
@@ -533,9 +541,9 @@ def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
 
 @pytest.mark.live
 def test_inputs_that_the_model_refuses_fail_their_batch_only(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         run(backend, 1, A, 2, width=WIDTH - 1)
@@ -554,9 +562,9 @@ def test_inputs_that_the_model_refuses_fail_their_batch_only(
 
 @pytest.mark.live
 def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None], monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         monkeypatch.setattr(ProcessPipeline, "takes", lambda *_: False)
@@ -570,14 +578,14 @@ def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
 
 @pytest.mark.live
 def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
-    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
     """The core hears of the death when the process has ended, which takes long if it has much memory."""
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
-        backend._give_up(backend._replicas[B], "it fell silent")
+        backend._give_up(backend.workers[B], "it fell silent")
         run(backend, 1, A, 2)
         assert await ear.hear(BatchLost) == BatchLost(BatchId(1), A, "another part of its pipeline is lost")
         assert await ear.hear(WorkerLost) == WorkerLost(B, "it fell silent")
@@ -597,13 +605,13 @@ def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model
     assert made.cut is not None
     Path(made.cut.blocks[3].file).unlink()
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerLost, count=2)
         errors = {event.worker: event.error for event in ear.events if isinstance(event, WorkerLost)}
         assert errors.keys() == {A, B}
         assert all(Path(made.cut.blocks[3].file).name in error for error in errors.values()), errors  # type: ignore[union-attr]
-        assert not backend._replicas
+        assert not backend.workers
         assert not backend._pipelines
 
     play(scene, {"skips": made})
@@ -614,7 +622,7 @@ def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model
 def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: Path, bounds: tuple[int, ...]) -> None:
     made = servable(model, tmp_path)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, bounds, A)
         gone = await ear.hear(WorkerLost)
         assert isinstance(gone, WorkerLost)
@@ -629,7 +637,7 @@ def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: P
 
 @pytest.mark.live
 def test_stopping_before_all_parts_are_there_stops_all(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         backend.order(StopWorker(A, ""))
         backend.order(StopWorker(B, ""))
@@ -691,9 +699,9 @@ def thread() -> Iterator[LoopThread]:
     thread.close()
 
 
-def release(running: Running, held: Callable[[LocalBackend], None]) -> None:
+def release(running: Running, held: Callable[[LiveNode], None]) -> None:
     backend = running.server.backend
-    assert isinstance(backend, LocalBackend)
+    assert isinstance(backend, LiveNode)
     running.thread.look(lambda: held(backend))
 
 
@@ -762,7 +770,7 @@ def check_log(running: Running) -> list[tuple[int, Record]]:
 
 @pytest.mark.live
 def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
-    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LiveNode], None]
 ) -> None:
     running = Running(thread, tmp_path / "state", document(model, tmp_path))
     try:
@@ -796,21 +804,21 @@ def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
 
 @pytest.mark.live
 def test_a_part_killed_under_load_costs_no_answer(
-    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LiveNode], None]
 ) -> None:
     running = Running(thread, tmp_path / "state", document(model, tmp_path))
     try:
         running.wait_until_ready()
         backend = running.server.backend
-        assert isinstance(backend, LocalBackend)
+        assert isinstance(backend, LiveNode)
         victim = replicas_of(running)[1]["id"]
         pid = thread.look(lambda: pid_of(backend, ReplicaId(victim)))
         os.kill(pid, signal.SIGSTOP)  # so that batches are in the pipeline when it dies
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(ask_all, running, model, range(24))
-            thread.until(lambda: any(each.batch is not None for each in backend._replicas.values()))
+            thread.until(lambda: any(each.batch is not None for each in backend.workers.values()))
             os.kill(pid, signal.SIGKILL)
-            thread.until(lambda: ReplicaId(victim) not in backend._replicas)
+            thread.until(lambda: ReplicaId(victim) not in backend.workers)
             release(running, held)
             asking.result(60)
         wait_for(running, lambda found: [(each["form"], each["life"]) for each in found] == [("alone", "ready")] * 2)
@@ -838,7 +846,7 @@ def explained(running: Running, request: int) -> str:
 
 @pytest.mark.live
 def test_the_stock_policy_starts_parts_where_requests_wait_for_a_slow_start(
-    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LiveNode], None]
 ) -> None:
     """An application that rests is woken by requests: two replicas start as one pipeline, and answer them."""
     declared = document(model, tmp_path, startup=Startup(process_s=0.1, weights_s=30.0, first_batch_s=0.1))

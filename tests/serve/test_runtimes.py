@@ -17,7 +17,7 @@ from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady, WorkerR
 from sloop.profile.examine import examine
 from sloop.profile.model import THREAD_COUNTS
 from sloop.profile.threads import VARIABLES
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
 from sloop.tensor import Tensor
@@ -154,7 +154,7 @@ def test_is_opened_by_its_ending_and_warmed_with_its_example(tmp_path: Path) -> 
 def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(tmp_path: Path) -> None:
     path = crops(tmp_path)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([said(b"to be or"), said(b""), said(b"not")]))
@@ -186,7 +186,7 @@ def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> N
     servable = Servable(str(path), (known := examine(path)).signature, known.obstacle)
     crops(tmp_path, CROPS.replace("self.threads = threads", "raise MemoryError('too large')"))
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
@@ -329,7 +329,7 @@ def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.
     path.write_text(THREADS, encoding="utf-8")
     row = [Tensor("FP32", (1, 1), bytes(4))]
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         for number, cores in enumerate((1, 2, 1), 1):

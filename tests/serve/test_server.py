@@ -33,11 +33,11 @@ from sloop.runlog import Header, read_log
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.segments import FOLDER, segments_in
 from sloop.serve.backends.agents import NodeMemory
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.loading import UnloadedModel, loadable, within
 from sloop.serve.control.servables import COPIES, Models
 from sloop.serve.edge.grpc.schema import SERVICE
 from sloop.serve.journal import Observed
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (
     NODES,
@@ -386,7 +386,7 @@ def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, ml
         each.start()
     replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["replicas"][0]["id"]
     backend = running.server.backend
-    assert isinstance(backend, LocalBackend)
+    assert isinstance(backend, LiveNode)
     pid = backend.pid(replica)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

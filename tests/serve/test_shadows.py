@@ -33,12 +33,12 @@ from sloop.events import (
 )
 from sloop.profile.examine import Declared, examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.cutting import cut_of, needs_blocks
 from sloop.serve.control.loading import loadable
 from sloop.serve.control.servables import servables_of
 from sloop.serve.dataflow import wire
 from sloop.serve.messages import PairSetup, ShadowSetup
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, RowExchange, ShadowWorker
@@ -326,18 +326,18 @@ def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
     np.testing.assert_allclose(got, answers(model, inputs(rows)), atol=1e-6)
 
 
-def pid_of(backend: LocalBackend, worker: WorkerId = SHADOW) -> int:
+def pid_of(backend: LiveNode, worker: WorkerId = SHADOW) -> int:
     found = backend.pid(worker)
     assert found is not None
     return found
 
 
-def start_shadow(backend: LocalBackend, worker: WorkerId, shadow: Worker = PAIR, body: ReplicaId = A) -> None:
+def start_shadow(backend: LiveNode, worker: WorkerId, shadow: Worker = PAIR, body: ReplicaId = A) -> None:
     variant = "skips" if body == A else "whole"
     backend.order(StartWorker(worker, ReplicaSpec("stage", variant, Slot(1.0), "here", shape=(shadow,)), body))
 
 
-async def paired(backend: LocalBackend, ear: Ear) -> None:
+async def paired(backend: LiveNode, ear: Ear) -> None:
     backend.order(StartWorker(A, spec()))
     await ear.hear(WorkerReady)
     start_shadow(backend, SHADOW)
@@ -347,7 +347,7 @@ async def paired(backend: LocalBackend, ear: Ear) -> None:
 @pytest.mark.live
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         await paired(backend, ear)
         for batch, rows in enumerate((4, 1, 8, 3)):
             backend.run(BatchId(batch), A, run_of(batch_of(rows)))
@@ -374,7 +374,7 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
 @pytest.mark.live
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path, tmp_path: Path, way: int) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         await paired(backend, ear)
         pid = pid_of(backend)
         os.kill(pid, signal.SIGSTOP)  # so that the batch waits for it
@@ -403,7 +403,7 @@ def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path,
 
 @pytest.mark.live
 def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         done, is_over = 0, False
@@ -440,7 +440,7 @@ def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp
 def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
     whole = servable(model, tmp_path)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         await paired(backend, ear)
         shadow = pid_of(backend)
         os.kill(pid_of(backend, A), signal.SIGKILL)
@@ -462,7 +462,7 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
 
 @pytest.mark.live
 def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         shutil.rmtree(tmp_path)

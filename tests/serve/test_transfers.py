@@ -30,7 +30,7 @@ from sloop.events import (
 from sloop.serve import agent as module
 from sloop.serve.agent import Agent
 from sloop.serve.backends.agents import AgentBackend
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.node.node import LiveNode, NodeWorker
 from sloop.serve.protocols import Servable
 from sloop.serve.weights import peers
 from sloop.serve.weights.cache import WeightsCache
@@ -62,13 +62,11 @@ def store() -> Iterator[BadStore]:
 
 @pytest.fixture(autouse=True)
 def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: LocalBackend, order: StartWorker) -> None:
-        servable = self.servable(order.spec.stage, order.spec.variant)
-        assert servable is not None
-        assert Path(servable.model).read_bytes() == CONTENT
-        self._report(WorkerReady(order.worker))
+    def launch(self: LiveNode, worker: NodeWorker) -> None:
+        assert Path(worker.servable.model).read_bytes() == CONTENT
+        self._report(WorkerReady(worker.number))
 
-    monkeypatch.setattr(LocalBackend, "_start", start)
+    monkeypatch.setattr(LiveNode, "_launch", launch)
     monkeypatch.setattr(module, "machine", lambda: "another machine")
     monkeypatch.setattr(module, "RETRY_S", 0.05)
 

@@ -1119,7 +1119,7 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
 
     async def main() -> None:
         session = HeardSession(folder, servables)
-        model = (await (await session._shared_cache()).fetch(ModelSource.of(url))).parent.parent
+        model = (await (await session.models._shared_cache()).fetch(ModelSource.of(url))).parent.parent
 
         def answers() -> None:
             session.on_record(NodeOrder(StopWorker(ReplicaId(99), "")))
@@ -1144,7 +1144,7 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
             await asyncio.sleep(0.2)
             answers()
             assert path.exists()
-            HeardSession(folder, {})._make_cache()  # another agent can begin
+            HeardSession(folder, {})._made()  # another agent can begin
         await until(lambda: not path.exists())
         await session.close()
 

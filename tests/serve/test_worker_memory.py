@@ -13,8 +13,8 @@ from sloop.app.load import load_application
 from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady
 from sloop.memory import give_back, is_out_of_memory, own_bytes
 from sloop.profile.examine import examine
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control.servables import servables_of
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FileRuntime
 from sloop.serve.worker_memory import PAUSE_S_MAX, Surplus, WorkerMemory, bound_of
@@ -149,7 +149,7 @@ def asked(mib: int) -> list[Tensor]:
 @pytest.mark.live
 @on_linux
 def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(3000)]))
@@ -166,7 +166,7 @@ def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
 @pytest.mark.live
 @on_linux
 def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(-350)]))
@@ -183,7 +183,7 @@ def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: 
 @pytest.mark.live
 @on_linux
 def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
@@ -215,7 +215,7 @@ def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path)
     path = tmp_path / "grows.py"
     path.write_text(EXPANDS, encoding="utf-8")
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)

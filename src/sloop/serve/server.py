@@ -36,7 +36,6 @@ from sloop.profile.measure import PROFILES
 from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, NodeMemory, NodeSettings
-from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.control.checks import warnings_of
 from sloop.serve.control.cutting import starts_parts
 from sloop.serve.control.deployer import Deployer
@@ -59,6 +58,8 @@ from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
 from sloop.serve.network import HolderTable
+from sloop.serve.node.node import LiveNode
+from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.private import NOBODY, make_private
 from sloop.serve.protocols import Backend
@@ -513,7 +514,7 @@ def backend_of(
         )
     quotas, spares = detect(), setup.deployment.limits.spare_workers
     _log.info("cores of replicas are limited by %s", quotas.why)
-    return LocalBackend(
+    return LiveNode(
         *(models, wirings, quotas.actuator),
         arenas=arenas,
         nodes=cluster,

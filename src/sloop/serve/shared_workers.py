@@ -25,11 +25,11 @@ from sloop.machine import capacity
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.model import input_shapes, is_python, onnx_runtime, synthesise
 from sloop.profile.sharing import RUNS_MIN
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import ARENA_BYTES, Block, write_block
 from sloop.serve.cpu_quota import CpuActuator, detect
 from sloop.serve.dataflow import APPLICATION, Assembly, Need, Source, StageWiring
 from sloop.serve.messages import Run
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor, elements_of
@@ -72,7 +72,7 @@ class SharedWorkers:
         except BaseException:
             self._arenas.close()
             raise
-        self._backend = LocalBackend(
+        self._backend = LiveNode(
             servables,
             {"stage": wiring},
             actuator or detect().actuator,

@@ -13,7 +13,7 @@ from sloop.events import Finished, WorkerReady
 from sloop.profile.model import open_model
 from sloop.profile.profile import load_profile, save_profile
 from sloop.runlog import read_log
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import refined_profiles
@@ -37,7 +37,7 @@ def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tm
     path = tmp_path / "small.innet"
     save(compiled, path)
 
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
+    async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(5), A, run_of([[Tensor("UINT8", (1, 30), given.astype(np.uint8).tobytes())]]))

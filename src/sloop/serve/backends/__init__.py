@@ -29,13 +29,6 @@ class KnownStages:
         """The model of a variant; None if it is not known."""
         return self._servables.get((stage, variant))
 
-    def blocks_of(self, spec: ReplicaSpec) -> CutModel:
-        """A replica's model in blocks. MachineError if it is not cut."""
-        servable = self._servables.get((spec.stage, spec.variant))
-        if servable is None or servable.cut is None:
-            raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
-        return servable.cut
-
     def with_weights(self, weights: ModelWeights) -> list[Servable]:
         """The models with these weights or, of some layers, with those of the whole model, the newest first."""
         return [
@@ -93,3 +86,10 @@ def sources_of(servable: Servable, layers: LayerSet | None = None) -> list[str]:
     if layers is None or not all(sources):
         return sources if all(sources) else []
     return [sources[place] for place in layers.positions(len(sources))]
+
+
+def blocks_of(servable: Servable | None, spec: ReplicaSpec) -> CutModel:
+    """The model of a worker in blocks. MachineError if it is not cut."""
+    if servable is None or servable.cut is None:
+        raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
+    return servable.cut

@@ -85,7 +85,7 @@ from sloop.serve.agent import (
     WorkerReport,
     WorkersKept,
 )
-from sloop.serve.backends import KnownStages, sources_of
+from sloop.serve.backends import KnownStages, blocks_of, sources_of
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import FarBlocks
 from sloop.serve.dataflow import StageWiring
@@ -207,8 +207,8 @@ class _ConnectedAgent:
         """Those that were cancelled meanwhile."""
 
 
-class _PlacedReplica(Struct):
-    """A replica, and where it is."""
+class _PlacedWorker(Struct):
+    """A worker, and where it is."""
 
     order: StartWorker
     agent: _ConnectedAgent
@@ -222,8 +222,8 @@ class _PlacedReplica(Struct):
     """When it was ordered to run its layers on a batch."""
     unreached: str = ""
     """Why it cannot get the tensors of the part before, if it was stopped for that."""
-    shadow: StartWorker | None = None
-    """The order of the shadow beside it."""
+    shadows: list[WorkerId] = []  # msgspec creates a new list for each instance
+    """Those that were started beside it."""
 
     @property
     def replica(self) -> ReplicaId:
@@ -325,9 +325,7 @@ class AgentBackend(KnownStages):
         self._joined = asyncio.Event()
         self._left = asyncio.Event()
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
-        self._replicas: dict[ReplicaId, _PlacedReplica] = {}
-        self._shadows: dict[WorkerId, _PlacedReplica] = {}
-        """By the number of each shadow, its replica."""
+        self._workers: dict[ReplicaId, _PlacedWorker] = {}
         self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
         self._receivers: dict[str, list[_ConnectedAgent]] = {}
@@ -534,7 +532,7 @@ class AgentBackend(KnownStages):
     def _sent_by(self, order: Transfer) -> Servable | None:
         """The model whose weights a transfer brings; None if it is not known. A new version of an application may have
         another model of the same name: the parts to be completed say which one it is, otherwise it is the newest."""
-        completed = [self._replicas[replica] for replica in order.completes if replica in self._replicas]
+        completed = [self._workers[replica] for replica in order.completes if replica in self._workers]
         found = [self.servable(each.spec.stage, each.spec.variant) for each in completed[:1]]
         return found[0] if found else next(iter(self.with_weights(order.weights)), None)
 
@@ -542,11 +540,11 @@ class AgentBackend(KnownStages):
         """By source of a block, the agents of those parts of these replicas' pipeline that have started with it, and so
         have all of it."""
         found: dict[str, list[Endpoint]] = {}
-        own = [each.pipeline for id in completes if (each := self._replicas.get(id)) is not None]
+        own = [each.pipeline for id in completes if (each := self._workers.get(id)) is not None]
         if not own or own[0] is None:
             return found
         for member in own[0].members.values():
-            placed = self._replicas.get(member)
+            placed = self._workers.get(member)
             if placed is not None and placed.order.part is not None:
                 for source in sources_of(servable, placed.order.part.span):
                     found.setdefault(source, []).append(placed.agent.hello.endpoint)
@@ -576,12 +574,16 @@ class AgentBackend(KnownStages):
 
     def _start(self, order: StartWorker) -> None:
         if order.replica is not None:
-            self._start_shadow(order, order.replica)
+            body = self._workers.get(order.replica)
+            if body is not None:  # else its loss, which has been reported, is that of its shadow
+                body.shadows.append(order.worker)
+                self._workers[order.worker] = _PlacedWorker(order, body.agent)
+                body.agent.records.send(NodeOrder(order))
             return
         replica, spec, pipeline = order.worker, order.spec, None
         if order.pipeline is not None:
             try:
-                check_part(order, len(self.blocks_of(spec).blocks))
+                check_part(order, len(blocks_of(self.servable(spec.stage, spec.variant), spec).blocks))
             except MachineError as error:
                 self._report(WorkerLost(replica, str(error)))
                 return
@@ -592,47 +594,31 @@ class AgentBackend(KnownStages):
                 pipeline.lose(order.place)
             self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = placed = _PlacedReplica(order, agent, pipeline=pipeline)
+        self._workers[replica] = placed = _PlacedWorker(order, agent, pipeline=pipeline)
         agent.records.send(NodeOrder(order, self._peers_of(placed)))
-
-    def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
-        placed = self._replicas.get(replica)
-        if placed is None:
-            return  # its loss, which has been reported, is that of its shadow
-        if placed.shadow is not None:
-            self._report(WorkerLost(order.worker, "the one before has not ended"))
-            return
-        placed.shadow, self._shadows[order.worker] = order, placed
-        placed.agent.records.send(NodeOrder(order))
-
-    def _forget_shadow(self, placed: _PlacedReplica) -> None:
-        """The shadow of a replica is gone, if it had one."""
-        if placed.shadow is not None:
-            del self._shadows[placed.shadow.worker]
-            placed.shadow = None
 
     def _adopt(self, order: AdoptWorker) -> None:
         agent = self._agents.get(order.spec.node or "")
         if agent is None or agent.kept.pop(order.worker, None) is None:
             self._report(WorkerLost(order.worker, f"node {order.spec.node} is not connected any more"))
             return
-        self._replicas[order.worker] = _PlacedReplica(StartWorker(order.worker, order.spec), agent)
+        self._workers[order.worker] = _PlacedWorker(StartWorker(order.worker, order.spec), agent)
         agent.records.send(NodeOrder(order))
 
     def _stop(self, order: StopWorker) -> None:
-        placed = self._replicas.get(order.worker) or self._shadows.get(order.worker)
+        placed = self._workers.get(order.worker)
         if placed is not None:
             placed.agent.records.send(NodeOrder(order))
         else:
             self._report(WorkerStopped(order.worker))
 
     def _resize(self, order: ResizeWorker) -> None:
-        placed = self._replicas.get(order.worker)
+        placed = self._workers.get(order.worker)
         if placed is not None:  # else its loss has been reported
             placed.agent.records.send(NodeOrder(order))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
-        placed = self._replicas.get(replica)
+        placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been reported, which covers its batch
             placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
             if placed.pipeline is None or not placed.pipeline.takes(placed.order.place, batch, order):
@@ -673,7 +659,7 @@ class AgentBackend(KnownStages):
         if not self._is_left:
             await self._provider.close()
 
-    def _peers_of(self, placed: _PlacedReplica) -> dict[str, list[Endpoint]]:
+    def _peers_of(self, placed: _PlacedWorker) -> dict[str, list[Endpoint]]:
         """By source, the agents from which a replica's agent may get its model: those that were ordered to fetch it
         before, the latest first. So agents that are ordered at the same time form a chain."""
         servable, agent = self.servable(placed.spec.stage, placed.spec.variant), placed.agent
@@ -688,9 +674,10 @@ class AgentBackend(KnownStages):
 
     def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
         """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
-        placed = self._replicas.pop(replica, None)
+        placed = self._workers.pop(replica, None)
         if placed is not None:
-            self._forget_shadow(placed)
+            for shadow in placed.shadows:
+                self._workers.pop(shadow, None)
             if placed.pipeline is not None:
                 placed.pipeline.lose(placed.order.place, has_memory=has_node)
 
@@ -698,7 +685,7 @@ class AgentBackend(KnownStages):
 
     def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
         """See `PipelineOrders`."""
-        placed = self._replicas.get(replica)
+        placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been or will be noticed
             placed.ordered_ns = time.monotonic_ns()
             if isinstance(order, Run):
@@ -708,7 +695,7 @@ class AgentBackend(KnownStages):
 
     def complete_part(self, replica: ReplicaId) -> None:
         """See `PipelineOrders`. If the other layers must be fetched, the core orders the transfer."""
-        placed = self._replicas.get(replica)
+        placed = self._workers.get(replica)
         if placed is not None and placed.order.transfer is None:
             placed.agent.records.send(CompleteWorker(replica))
 
@@ -718,7 +705,7 @@ class AgentBackend(KnownStages):
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
         """See `PipelineOrders`."""
-        placed = self._replicas.get(replica)
+        placed = self._workers.get(replica)
         if placed is not None and placed.batch == batch:
             placed.batch = None
             self._report(BatchLost(batch, replica, why))
@@ -832,8 +819,8 @@ class AgentBackend(KnownStages):
         if is_known:
             _log.warning("node %s is lost: %s", name, why)
             self._report(NodeLost(name, why))
-        for replica, placed in list(self._replicas.items()):
-            if placed.agent is agent:
+        for replica, placed in list(self._workers.items()):
+            if placed.agent is agent and placed.order.replica is None:  # the end of a shadow is that of its replica
                 self._remove(replica, has_node=False)
                 self._report(WorkerLost(replica, f"node {name} is lost: {why}"))
 
@@ -884,7 +871,7 @@ class AgentBackend(KnownStages):
 
     def _taken_over(self) -> set[WorkerId]:
         """The workers that are not to be kept once more."""
-        return {*self._replicas, *(worker for agent in self._agents.values() for worker in agent.kept)}
+        return {*self._workers, *(worker for agent in self._agents.values() for worker in agent.kept)}
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event
@@ -892,15 +879,11 @@ class AgentBackend(KnownStages):
             self._on_transfer(agent, event)
             return
         id = event.replica if isinstance(event, BatchSilent) else event.worker
-        pair = self._shadows.get(id)
-        placed = self._replicas.get(id) or pair
+        placed = self._workers.get(id)
         if placed is None:
             return  # it was ordered to stop when it had ended already
         if placed.agent is not agent:
             raise ProtocolError(f"worker {id} is not on this node")
-        if pair is not None:
-            self._on_shadow(pair, event)
-            return
         if isinstance(event, WorkerLost):
             self._remove(event.worker)
             event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
@@ -914,8 +897,10 @@ class AgentBackend(KnownStages):
         if isinstance(event, WorkerReady) and placed.pipeline is not None:
             placed.pipeline.on_part_ready(placed.order.place)
 
-    def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: WorkerReport) -> None:
-        """A replica that has not ended is another than before."""
+    def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedWorker, event: WorkerReport) -> None:
+        """A worker that has not ended is another than before."""
+        if placed.order.replica is not None and not isinstance(event, WorkerReady):
+            raise ProtocolError(f"a shadow reports {type(event).__name__}")
         if isinstance(event, WorkerProgressed) and event.step not in STEPS:
             raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
         if isinstance(event, WorkerCompleted):
@@ -926,16 +911,6 @@ class AgentBackend(KnownStages):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
                 raise ProtocolError(f"replica {event.worker} has {event.cores:g} cores on a node of {most}")
-
-    def _on_shadow(self, placed: _PlacedReplica, event: WorkerReport) -> None:
-        """What has become of a shadow."""
-        if not isinstance(event, WorkerReady | WorkerLost | WorkerStopped):
-            raise ProtocolError(f"a shadow reports {type(event).__name__}")
-        if not isinstance(event, WorkerReady):
-            self._forget_shadow(placed)
-        if isinstance(event, WorkerLost):
-            event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
-        self._report(event)
 
     def _on_transfer(self, agent: _ConnectedAgent, event: Transferred | TransferFailed) -> None:
         """What has become of a transfer."""
@@ -995,7 +970,7 @@ class AgentBackend(KnownStages):
 
     def _ended(
         self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId, *, is_done: bool = False
-    ) -> tuple[_PlacedReplica | None, int]:
+    ) -> tuple[_PlacedWorker | None, int]:
         """A batch is over, which must be the one that this replica runs. Returns whose it is, which in a pipeline may
         be another one, and how long the pipeline took. None if nobody waits for it any more."""
         placed, took_ns = self._on_node(agent, replica), 0
@@ -1004,7 +979,7 @@ class AgentBackend(KnownStages):
             if placed.pipeline.computes(place, batch):
                 spent_ns = time.monotonic_ns() - placed.ordered_ns
                 passed = placed.pipeline.answered(place, batch, spent_ns, is_done=is_done)
-                owner = self._replicas.get(passed.replica) if passed is not None else None
+                owner = self._workers.get(passed.replica) if passed is not None else None
                 if passed is None or owner is None:
                     return None, 0
                 placed, took_ns = owner, passed.took_ns
@@ -1013,9 +988,9 @@ class AgentBackend(KnownStages):
         placed.batch = None
         return placed, took_ns
 
-    def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId) -> _PlacedReplica:
+    def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId) -> _PlacedWorker:
         """A replica that an agent names. ProtocolError if it is not on its node."""
-        placed = self._replicas.get(replica)
+        placed = self._workers.get(replica)
         if placed is None or placed.agent is not agent:
             raise ProtocolError(f"replica {replica} is not on this node")
         return placed
@@ -1034,10 +1009,10 @@ class AgentBackend(KnownStages):
             raise ProtocolError(f"replica {record.replica} is no part of a model")
         self._loop.call_later(UNREACHED_S, self._lose_unreached, placed, record)
 
-    def _lose_unreached(self, placed: _PlacedReplica, record: PartUnreached) -> None:
+    def _lose_unreached(self, placed: _PlacedWorker, record: PartUnreached) -> None:
         """A part could not get the tensors of a batch. If the batch is not lost by now, the machine that has them is
         connected, but the part cannot reach it, and has to end."""
-        if self._replicas.get(record.replica) is not placed or placed.pipeline is None:
+        if self._workers.get(record.replica) is not placed or placed.pipeline is None:
             return
         if not placed.pipeline.computes(placed.order.place, record.batch):
             return

@@ -1,0 +1,1022 @@
+"""A node: the workers of one machine, from the order to start one to its end.
+
+The server's own machine is a node in its process, and an agent is one behind a link (`sloop.serve.agent`). A worker is
+a process with one socket and one CPU limit, and always in one of the states of `WorkerPhase`. Every order gets exactly
+one answer in each of them; the end of a worker answers what is open. The end of its socket reveals the death of a
+process; the node reports it after the process is reaped and its cores are free. No worker outlives the node, and every
+wait is bounded (`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). The node handles no requests, deadlines or policies.
+
+To grow a worker, the node first raises the CPU quota and then the worker's thread count; to shrink it, the other way
+round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot change
+its threads; the quota then follows after `SHRINK_S_MAX` regardless. A worker whose cores are only reserved
+(`Slot.is_capped`) gets as many threads as its node has cores, and shares one quota, that of the node, with all such
+workers there; to resize it changes the reservation alone. While it starts, a worker has at least `START_CORES_MIN`:
+with a quarter of a core, loading would take four times as long as its profile says.
+
+A worker takes a spare process if one waits (`sloop.serve.node.spares`); if that one is of no use, it gets another. One
+with a GPU gets a new process, because CUDA reads the environment with which a process began (`sloop.cuda`). If its GPU
+has failed, the loss of the GPU is reported before that of the worker, so that the core does not start the next one
+there.
+
+A shadow is one more worker, which connects with the process of its replica (`sloop.serve.shadows`). It ends with its
+replica, and a replica has ended only when its shadow has.
+
+Workers may start as the parts of one model, and serve together (`sloop.serve.backends.pipelines`). The node passes
+their batches on, unless another process does (`on_passed`).
+
+Where models are read where they are, transfers end as soon as they are ordered. An agent brings them to its machine
+(`sloop.serve.node.models`); a worker is then `FETCHING` until its model is there.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from asyncio import AbstractEventLoop, Future, Task, TimerHandle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from math import inf
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from sloop.actions import (
+    AcquireNode,
+    AdoptWorker,
+    CancelTransfer,
+    Evict,
+    Order,
+    ReleaseNode,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+    Transfer,
+)
+from sloop.cuda import CudaDevice, is_present
+from sloop.errors import MachineError
+from sloop.events import (
+    BatchLost,
+    BatchSilent,
+    Event,
+    Finished,
+    NodeReady,
+    NodeReleased,
+    Transferred,
+    WorkerCompleted,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerResized,
+    WorkerStopped,
+)
+from sloop.machine import capacity
+from sloop.profile.model import is_modelled
+from sloop.profile.profile import START_CORES_MIN
+from sloop.serve.backends import KnownStages, blocks_of, sources_of
+from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
+from sloop.serve.cpu_quota import CpuActuator, Grant
+from sloop.serve.dataflow import StageWiring
+from sloop.serve.gpus import AssignedGpus
+from sloop.serve.heartbeat import LOOK_S, Silence, process_state
+from sloop.serve.machine_watch import watch
+from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
+from sloop.serve.node.models import HeldModel, NodeModels, Peers, why_not
+from sloop.serve.node.process import WorkerProcess, WorkerProcesses
+from sloop.serve.node.spares import SparePool
+from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
+from sloop.serve.transport import Frame, FrameKind, ProtocolError
+from sloop.serve.worker import MILLIONTHS, STEPS
+from sloop.shared_memory import Address, Arenas
+from sloop.units import s
+from sloop.user_code import ModelFailure
+from sloop.vocabulary import ALONE, BatchId, Node, ReplicaId, TransferId, Worker, WorkerId
+
+START_S_MAX: Final = 300.0
+"""Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
+loads slowly."""
+STOP_S_MAX: Final = 2.0
+"""Seconds after the order to stop at which a worker that has not exited is killed."""
+SHRINK_S_MAX: Final = 0.010
+"""How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
+TAKEN_S_MAX: Final = 5.0
+"""Seconds after which a spare process that was taken and has not begun to load is replaced. It usually takes some
+ms."""
+PATIENCE: Final = 2.0
+PATIENCE_MS_MIN: Final = 100.0
+"""A shadow counts as hanging after this multiple of the predicted time (AsyFunc's specification, section 2.10) plus
+this long, which allows for delays on a busy machine."""
+
+_log: Final = logging.getLogger("sloop.backend")
+
+
+class WorkerPhase(StrEnum):
+    """What a worker of a node does."""
+
+    FETCHING = "fetching"
+    """Its model is being brought to the machine; it has no process yet."""
+    STARTING = "starting"
+    """Its process starts, or a spare one was told what to serve and has not begun to load."""
+    LOADING = "loading"
+    """It loads its model; a shadow also connects with its body."""
+    READY = "ready"
+    BUSY = "busy"
+    """It runs a batch of the core's, or passes it through its pipeline."""
+    STOPPING = "stopping"
+    """It was ordered to stop; its end is `WorkerStopped`."""
+    LOST = "lost"
+    """It has failed; its end is `WorkerLost`."""
+
+
+BEGINNING: Final = (WorkerPhase.STARTING, WorkerPhase.LOADING)
+SERVING: Final = (WorkerPhase.READY, WorkerPhase.BUSY)
+ENDING: Final = (WorkerPhase.STOPPING, WorkerPhase.LOST)
+
+
+class _Section:
+    """What a worker that starts as a part of a model has of it."""
+
+    def __init__(self, part: Worker, place: int, pipeline: ProcessPipeline | None) -> None:
+        self.part, self.place = part, place
+        self.pipeline = pipeline
+        """In which it serves; None if another process passes its batches on."""
+        self.is_completing = self.is_complete = False
+        """Whether it was ordered to load the other layers and has not done so yet, and whether it has all."""
+        self.task: Task[dict[int, str]] | None = None
+        """Brings the other layers."""
+
+    def leave(self) -> None:
+        """The worker ends."""
+        if self.task is not None:
+            self.task.cancel()
+        if self.pipeline is not None:
+            self.pipeline.lose(self.place)
+
+
+class NodeWorker:
+    """A worker of a node."""
+
+    def __init__(self, order: StartWorker, servable: Servable) -> None:
+        self.number, self.order = order.worker, order
+        self.servable = servable
+        """Its model, as it is on this machine."""
+        self.spec = order.spec
+        """With the cores in effect; until it is ready, with those that it is to have."""
+        self.phase = WorkerPhase.STARTING
+        self.is_over = False
+        """Whether it has no process any more, or one that is being killed: its end follows."""
+        self.process: WorkerProcess | None = None
+        """None before it has one, and after it was reaped."""
+        self.is_spare = False
+        """Whether its process was a spare one, which has not begun to load."""
+        self.held = HeldModel()
+        self.task: Task[Servable] | None = None
+        """Brings its model."""
+        self.timer: TimerHandle | None = None
+        self.batch: BatchId | None = None
+        self.visits = 0
+        """Of the batch that runs."""
+        self.looked_at: BatchId | None = None
+        """The batch that ran at the last look."""
+        self.silence = Silence()
+        """Since then."""
+        self.is_joining = False
+        """Whether requests may share its forward passes."""
+        self.pool_cores = 0.0
+        """If its cores are not a cap: the cores of its node, which it shares with all such workers there; else 0."""
+        self.shrink_to: float | None = None
+        self.shrink_timer: TimerHandle | None = None
+        self.device: CudaDevice | None = None
+        self.has_gpu_failed = False
+        self.section: _Section | None = None
+        """If it starts as a part of a model."""
+        self.shadow: NodeShadow | None = None
+        self.error = ""
+
+    @property
+    def cores(self) -> float:
+        """Of its slot."""
+        return self.spec.cores
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it has only a part of its model."""
+        return self.section is not None and not self.section.is_complete
+
+
+class NodeShadow(NodeWorker):
+    """A shadow of another worker, its body."""
+
+    def __init__(self, order: StartWorker, body: NodeWorker, wanted: Worker, cut: CutModel) -> None:
+        super().__init__(order, body.servable)
+        self.body, self.wanted, self.cut = body, wanted, cut
+        self.address = b""
+        """Of its socket, once it has loaded its blocks."""
+
+    @property
+    def cores(self) -> float:
+        """Its own, which do not change."""
+        return self.wanted.cores
+
+
+class LiveNode(KnownStages):
+    """Runs workers on this machine (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
+
+    `servables` maps (stage, variant) to its model, `wirings` each stage to how its inputs are assembled; workers write
+    their outputs into `arenas`, and read those of `holders`, by default of this process. `nodes` are those that the
+    core may acquire, which are this machine and therefore always there, and `gpus` their GPUs. Each worker prepares
+    sessions for 1 to `threads_prepared` threads in the background, so that its first resize is as fast as later ones.
+    Each session costs memory; if there are more counts than a runtime keeps, sessions are created when they are first
+    needed. At most `spares_max` workers are started ahead. `models` brings models here; None: they are read where they
+    are.
+    """
+
+    def __init__(  # noqa: PLR0913  # what stands around worker processes
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        actuator: CpuActuator,
+        *,
+        arenas: Arenas | None = None,
+        holders: Mapping[int, int] | None = None,
+        nodes: Iterable[Node] = (),
+        gpus: AssignedGpus | None = None,
+        models: NodeModels | None = None,
+        threads_prepared: int = 0,
+        spares_max: int = 0,
+        start_s_max: float = START_S_MAX,
+        loop: AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(servables, wirings, threads_prepared)
+        self._actuator = actuator
+        self._arenas = Arenas() if arenas is None else arenas
+        self._holders = dict(holders or {0: os.getpid()})
+        self._nodes = {node.name: node for node in nodes}
+        self._gpus, self._models = gpus, models
+        self._start_s_max = start_s_max
+        self._loop = loop or asyncio.get_running_loop()
+        self.workers: dict[WorkerId, NodeWorker] = {}
+        """Those that have not ended, shadows too."""
+        self._processes = WorkerProcesses(self._loop, self._arenas, actuator, gpus)
+        self.spares = SparePool(self._processes, spares_max, self._are_starting)
+        self._pipelines: dict[WorkerId, ProcessPipeline] = {}
+        """Those of which not all parts have been ordered."""
+        self.on_passed: Callable[[BatchId, ReplicaId, PassedBatch], None] | None = None
+        """If another process passes batches on between parts: called when a part has run its layers on one. That
+        process orders with `run_part` and `complete_part`."""
+        self._listener: BackendListener | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._look_timer: TimerHandle | None = None
+        self._done, self._passed = decoder(BatchDone), decoder(PassedBatch)
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None:
+        super().learn(servables, wirings, threads_prepared=threads_prepared)
+        for worker in self.workers.values():
+            lone = servables.get((worker.spec.stage, worker.spec.variant))
+            if lone is None or not lone.obstacle:
+                continue
+            worker.servable = structs.replace(worker.servable, obstacle=lone.obstacle)
+            if worker.is_joining and worker.process is not None:
+                worker.is_joining = False
+                worker.process.link.send(FrameKind.ALONE)
+
+    def attach(self, listener: BackendListener) -> None:
+        self._listener = listener
+        self.spares.start_later()
+        self._look_later()
+
+    async def open(self) -> None:
+        """This machine is there; from now on its limits are watched."""
+        self._watching = self._loop.create_task(watch(tuple(self._nodes.values()), self.refit, capacity()))
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """The process id of a worker, for monitoring and fault tests."""
+        found = self.workers.get(worker)
+        return found.process.popen.pid if found and found.process and found.process.popen else None
+
+    def spare_processes(self) -> dict[str, SpareProcesses]:
+        """See `Backend`. All nodes are this machine, which is therefore named `local`."""
+        return {"local": self.spares.counted()}
+
+    def refit(self, nodes: Sequence[Node], cores: float) -> None:
+        """This machine, and so its nodes, have other capacities from now on; `cores` are all that it has."""
+        self._actuator.capacity_cores = cores
+        for node in nodes:
+            known = self._nodes[node.name]
+            made = structs.replace(known, cores=node.cores, memory_bytes=node.memory_bytes)
+            if made != known:
+                self._nodes[node.name] = made
+                if not node.on_demand:
+                    self._report(NodeReady(made))
+        for worker in [each for each in self.workers.values() if each.phase in SERVING]:
+            if worker.pool_cores:
+                worker.pool_cores = self._pool_cores(worker)
+                self._join_pool(worker)
+            elif worker.cores >= cores:
+                self._actuate(worker, worker.cores)  # all cores may be written in another way than a part of them
+
+    def order(self, order: Order, peers: Peers = MappingProxyType({})) -> None:
+        """See `Backend`. All nodes are this machine, so they are there at once; `peers` are for `NodeModels`."""
+        match order:
+            case StartWorker():
+                self._start(order, peers)
+            case StopWorker():
+                self._stop(order.worker)
+            case ResizeWorker():
+                self._resize(order.worker, order.cores)
+            case AdoptWorker():
+                why = "workers of this machine have ended with the server that started them"
+                self._report(WorkerLost(order.worker, why))
+            case AcquireNode():
+                self._report(NodeReady(self._nodes[order.node]))
+            case ReleaseNode():
+                self._report(NodeReleased(order.node))
+            case Transfer():
+                self._transfer(order, peers)
+            case CancelTransfer() if self._models is not None:
+                self._models.cancel(order)
+            case Evict() if self._models is not None:
+                models = self.with_weights(order.weights)
+                self._models.evict(dict.fromkeys(source for each in models for source in sources_of(each)))
+
+    def _transfer(self, order: Transfer, peers: Peers) -> None:
+        """Bring weights here, unless they are read where they are, and then to the parts that they complete."""
+        if self._models is None:
+            for node in order.receivers:
+                self._report(Transferred(order.transfer, node))
+            return
+        are_blocks = any(each.cut is not None for each in self.with_weights(order.weights)[:1])
+        self._models.receive(order, peers, self._report, are_blocks=are_blocks)
+        for replica in order.completes:
+            self.complete_part(replica, order.transfer)
+
+    # From the order to start to the process
+
+    def _start(self, order: StartWorker, peers: Peers) -> None:
+        if order.replica is not None:
+            self._start_shadow(order, order.replica)
+            return
+        worker = NodeWorker(order, self._servables[order.spec.stage, order.spec.variant])
+        self.workers[order.worker] = worker
+        if self._models is None:
+            self._launch(worker)
+            return
+        fetching = partial(self._progress, worker, "fetching")
+        try:
+            bringing = self._models.bring(order, worker.servable, peers, worker.held, fetching)
+        except MachineError as error:
+            self._give_up(worker, str(error))
+            return
+        if bringing is None:
+            self._launch(worker)
+        else:
+            worker.phase = WorkerPhase.FETCHING
+            worker.task = asyncio.create_task(bringing)
+            worker.task.add_done_callback(partial(self._on_brought, worker))
+
+    def _on_brought(self, worker: NodeWorker, brought: Task[Servable]) -> None:
+        """The model of a worker is here, or cannot be had."""
+        if self._has_come(worker, brought, "the model"):
+            worker.servable = structs.replace(brought.result(), obstacle=worker.servable.obstacle)
+            self._launch(worker)
+
+    def _has_come(self, worker: NodeWorker, brought: Task[Any], what: str) -> bool:
+        """Whether a worker can use what was brought for it. It is given up if that cannot be had."""
+        error = None if brought.cancelled() else brought.exception()
+        if error is not None and not worker.is_over:
+            self._give_up(worker, why_not(error, f"{what} of replica {worker.number}"))
+        return not worker.is_over
+
+    def _launch(self, worker: NodeWorker) -> None:
+        """The model of a worker is here: give it a process."""
+        worker.phase = WorkerPhase.STARTING
+        self.spares.note_start()
+        self._progress(worker, "spawning")
+        try:
+            worker.device = self._device_of(worker)
+            if worker.order.pipeline is not None:
+                self._join(worker)
+        except MachineError as error:
+            self._give_up(worker, str(error))
+            return
+        self._give_process(worker, self.spares.take() if worker.device is None else None)
+
+    def _give_process(self, worker: NodeWorker, spare: WorkerProcess | None) -> None:
+        """Let a worker run in a process, a new one if there is no spare one."""
+        worker.is_spare = spare is not None
+        try:
+            process = worker.process = spare or self._processes.start(worker.device)
+            process.on_frame, process.on_end = partial(self._on_frame, worker), partial(self._give_up, worker)
+            if isinstance(worker, NodeShadow):
+                self._set_up_shadow(worker, process)
+            else:
+                self._set_up(worker, process)
+        except (OSError, MachineError) as error:
+            worker.is_spare = False
+            self._give_up(worker, str(error))
+            return
+        if worker.is_spare:
+            self._set_timer(worker, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
+        else:
+            self._set_start_timer(worker)
+
+    def _start_again(self, worker: NodeWorker, process: WorkerProcess) -> None:
+        """A worker has taken a spare process that does not work: it gets a new one."""
+        _log.warning("replica %d starts again, with another process: %s", worker.number, worker.error)
+        process.end(worker.error, lambda: None)
+        worker.process, worker.error = None, ""
+        self._give_process(worker, None)
+
+    def _device_of(self, worker: NodeWorker) -> CudaDevice | None:
+        """The GPU of a worker; None if its slot has none. MachineError if there is no such GPU here."""
+        spec = worker.spec
+        if spec.device is None or is_modelled(spec.slot.accelerator):
+            return None
+        if self._gpus is None:
+            what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
+            raise MachineError(f"{what}, but replicas get GPUs only on the machine of the server, without agents")
+        return self._gpus.device_of(spec, worker.servable.device_bytes.get(spec.slot.hardware, 0))
+
+    def _set_up(self, worker: NodeWorker, process: WorkerProcess) -> None:
+        """Limit the cores of a process, and tell it what it serves: a spare one begins at once, and threads that it
+        starts before it is limited might not be."""
+        spec, servable, section = worker.spec, worker.servable, worker.section
+        if not spec.slot.is_capped and not spec.slot.accelerator:
+            worker.pool_cores = self._pool_cores(worker)
+        cores = worker.pool_cores or worker.cores
+        batchable = not servable.obstacle and servable.signature.has_rows
+        # What another process starts here has the model's blocks only, from which all workers load it.
+        is_cut = section is not None or (
+            servable.cut is not None and (servable.cut.for_shadows or self.on_passed is not None) and not worker.device
+        )
+        setup = StageSetup(
+            *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
+            threads=Grant(cores).threads,
+            prepared=self._threads_prepared,
+            holders=self._holders,
+            blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
+            layers=section.part.span if section is not None else None,
+            device=worker.device,
+            batch_max=servable.batch_max.get(spec.slot.hardware, 0),
+            operators=servable.operators,
+            digest=servable.checked,
+            batches=servable.batches_on(spec.slot.hardware),
+            shapes=dict(servable.shapes),
+            verify_first=servable.verify_first,
+            verify_share=servable.verify_share,
+            memory_bytes=servable.memory_bytes.get(spec.slot.hardware, 0),
+            worker_bytes=servable.worker_bytes,
+        )
+        worker.is_joining = batchable
+        self._actuator.confine(process.pid, max(cores, START_CORES_MIN))
+        process.link.send(FrameKind.SETUP, payload=[encode(setup)])
+
+    def _are_starting(self) -> bool:
+        """Whether workers start, which need the cores."""
+        return any(worker.phase in BEGINNING for worker in self.workers.values())
+
+    def _set_start_timer(self, worker: NodeWorker) -> None:
+        self._set_timer(worker, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
+
+    def _set_timer(self, worker: NodeWorker, after_s: float, why: str) -> None:
+        self._clear_timer(worker)
+        worker.timer = self._loop.call_later(after_s, self._give_up, worker, why)
+
+    def _clear_timer(self, worker: NodeWorker) -> None:
+        if worker.timer is not None:
+            worker.timer.cancel()
+            worker.timer = None
+
+    # The end
+
+    def _stop(self, number: WorkerId) -> None:
+        worker = self.workers.get(number)
+        if worker is None:
+            self._report(WorkerStopped(number))
+            return
+        before, worker.phase = worker.phase, WorkerPhase.STOPPING
+        if before in ENDING:
+            return  # its end follows
+        if before is WorkerPhase.READY and worker.process is not None:
+            if isinstance(worker, NodeShadow):
+                self._tell_pair(worker, is_over=True)
+            worker.process.link.send(FrameKind.STOP)
+            self._set_timer(worker, STOP_S_MAX, "it did not stop")
+        else:
+            self._give_up(worker, "it was stopped")
+
+    def _give_up(self, worker: NodeWorker, why: str) -> None:
+        """End a worker, if it is not ending, because of what `why` says or by an order: its process is killed, and its
+        end reported once that is reaped. One that has taken a spare process only gets another one."""
+        process, was_stopped = worker.process, worker.phase is WorkerPhase.STOPPING
+        if worker.is_over:
+            return
+        worker.error = worker.error or why
+        self._clear_timer(worker)
+        if worker.is_spare and process is not None and not was_stopped:
+            self._start_again(worker, process)
+            return
+        worker.is_over = True
+        if not was_stopped:
+            worker.phase = WorkerPhase.LOST
+        if worker.task is not None:
+            worker.task.cancel()
+        if worker.shrink_timer is not None:
+            worker.shrink_timer.cancel()
+        if worker.shadow is not None:
+            self._give_up(worker.shadow, "its replica has ended")
+        if process is not None:
+            process.close()
+        if worker.section is not None:
+            worker.section.leave()
+        if process is not None:
+            process.end(worker.error, partial(self._on_reaped, worker))
+        else:
+            self._on_reaped(worker)
+
+    def _on_reaped(self, worker: NodeWorker) -> None:
+        """The process of a worker has been reaped, if it had one."""
+        if worker.process is not None:
+            worker.error, worker.process = worker.process.explain(worker.error), None
+        if worker.shadow is not None:  # whose cores and memory are those of the replica
+            return
+        if worker.has_gpu_failed and worker.device is not None:
+            checking = self._loop.run_in_executor(None, is_present, worker.device.uuid)
+            checking.add_done_callback(partial(self._on_gpu_checked, worker))
+        else:
+            self._end(worker)
+
+    def _on_gpu_checked(self, worker: NodeWorker, checking: Future[bool]) -> None:
+        """A worker has ended because its GPU failed. If the GPU is gone, its node has other devices from now on; else
+        another process may use it."""
+        spec = worker.spec
+        if self._gpus is not None and spec.node is not None and spec.device is not None and not checking.result():
+            node = self._gpus.lose(spec.node, spec.device)
+            if node is not None:
+                _log.error("device %s of %s is gone: %s", spec.device, spec.node, worker.error)
+                self._nodes[node.name] = left = structs.replace(self._nodes[node.name], devices=node.devices)
+                self._report(NodeReady(left))
+        self._end(worker)
+
+    def _end(self, worker: NodeWorker) -> None:
+        """A worker has gone, with all that it had."""
+        del self.workers[worker.number]
+        if self._models is not None:
+            self._models.release(worker.held)
+        if isinstance(worker, NodeShadow):
+            worker.body.shadow = None
+            if worker.body.is_over:  # whose end is told instead
+                if worker.body.process is None:
+                    self._on_reaped(worker.body)
+                return
+            self._tell_pair(worker, is_over=True)
+        if worker.phase is WorkerPhase.STOPPING:
+            self._report(WorkerStopped(worker.number))
+        else:
+            self._report(WorkerLost(worker.number, worker.error.replace("\n", "; ")))  # a fix follows in a line
+
+    async def close(self) -> None:
+        self._listener = None
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        for worker in list(self.workers):
+            self._stop(worker)
+        self.spares.close()
+        await self._processes.until_gone(2 * STOP_S_MAX)
+        self.spares.shutdown()
+        self._actuator.close()
+        if self._models is not None:
+            await self._models.close()
+
+    # Batches
+
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        worker = self.workers.get(replica)
+        if worker is None or worker.is_over or worker.process is None:
+            return  # the loss of the worker will be reported, which covers its batch
+        assert worker.batch is None, f"batch {batch} for replica {replica}, which still runs batch {worker.batch}"
+        worker.batch, worker.visits, section = batch, order.visits, worker.section
+        if worker.phase is WorkerPhase.READY:
+            worker.phase = WorkerPhase.BUSY
+        if section is None or section.pipeline is None or not section.pipeline.takes(section.place, batch, order):
+            worker.process.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
+
+    def _look_later(self) -> None:
+        self._look_timer = self._loop.call_later(LOOK_S, self._look, self._loop.time())
+
+    def _look(self, last_s: float) -> None:
+        """Report the batches whose workers are silent, once for each second: the core knows if that is too long."""
+        self._look_later()
+        since_s = self._loop.time() - last_s
+        for number, worker in list(self.workers.items()):
+            batch, silence, process = worker.batch, worker.silence, worker.process
+            if batch is None or batch != worker.looked_at:
+                worker.looked_at = batch
+                silence.end()
+            elif process is not None and not worker.is_over:
+                before_s = int(silence.counted_s)
+                silence.grow(since_s, process_state(process.pid))
+                if int(silence.counted_s) > before_s:
+                    self._report(BatchSilent(batch, number, s(silence.counted_s)))
+
+    # Frames from workers
+
+    def _on_frame(self, worker: NodeWorker, frame: Frame) -> None:
+        try:
+            match frame.kind:
+                case FrameKind.DONE:
+                    self._on_done(worker, frame)
+                case FrameKind.FAILED:
+                    self._on_failed(worker, frame)
+                case FrameKind.PASS | FrameKind.COMPLETED if worker.section is not None:
+                    self._on_section(worker, worker.section, frame)
+                case FrameKind.RESIZED:
+                    self._finish_shrink(worker)
+                case FrameKind.READY | FrameKind.STEP if isinstance(worker, NodeShadow):
+                    self._on_shadow_step(worker, frame)
+                case FrameKind.PAIRED | FrameKind.UNPAIRED:
+                    self._on_pair(worker, frame)
+                case FrameKind.READY if worker.phase in BEGINNING:
+                    self._on_ready(worker)
+                case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
+                    self._on_step(worker)
+                    self._progress(worker, STEPS[frame.subject])
+                case FrameKind.REFUSED:
+                    worker.error, worker.has_gpu_failed = _text(frame), frame.subject == 1
+                case FrameKind.DIFFERS:
+                    self.on_difference(worker.number, worker.spec.stage, worker.spec.variant, _text(frame))
+                case _:
+                    raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
+        except Exception as error:
+            self._give_up(worker, _fault_in_report(worker.number, error))
+
+    def _on_step(self, worker: NodeWorker) -> None:
+        """A worker loads, so its process works."""
+        if worker.phase is WorkerPhase.STARTING:
+            worker.phase = WorkerPhase.LOADING
+        if worker.is_spare:
+            worker.is_spare = False
+            self._set_start_timer(worker)
+
+    def _on_ready(self, worker: NodeWorker) -> None:
+        """The cold start is over: give the worker the cores that were ordered, or as many as the machine allows."""
+        worker.phase, worker.is_spare = WorkerPhase.READY, False
+        self._clear_timer(worker)
+        if worker.pool_cores:
+            self._join_pool(worker)
+        else:
+            wanted = worker.cores
+            grant = self._actuate(worker, wanted)
+            if grant is not None:
+                if grant != Grant(wanted):
+                    self._send_threads(worker, grant)
+                if grant.cores != wanted:
+                    self._report(WorkerResized(worker.number, grant.cores))
+        if worker.is_over:
+            return
+        self._report(WorkerReady(worker.number))
+        section = worker.section
+        if section is not None and section.pipeline is not None:
+            section.pipeline.on_part_ready(section.place)
+
+    def _answered(self, worker: NodeWorker, frame: Frame) -> tuple[NodeWorker | None, BatchId, int]:
+        """Whose batch this frame answers, the batch, and how long it took in ns. In a pipeline, one worker answers the
+        batches of all; None if nobody waits for it any more."""
+        section = worker.section
+        pipeline = section.pipeline if section is not None else None
+        if section is None or pipeline is None or not pipeline.computes(section.place, frame.subject):
+            return worker, self._expect(worker, frame), frame.value
+        is_done = frame.kind is FrameKind.DONE
+        passed = pipeline.answered(section.place, frame.subject, frame.value, is_done=is_done)
+        owner = self.workers.get(passed.replica) if passed is not None else None
+        if passed is None or owner is None:
+            return None, BatchId(frame.subject), frame.value
+        return owner, self._expect(owner, frame), passed.took_ns
+
+    def _expect(self, worker: NodeWorker, frame: Frame) -> BatchId:
+        """The batch that this frame answers; it must be the running one."""
+        batch = worker.batch
+        if batch is None or frame.subject != batch:
+            raise ProtocolError(f"a reply to batch {frame.subject} while batch {batch} runs")
+        self._leave_batch(worker)
+        return batch
+
+    def _leave_batch(self, worker: NodeWorker) -> None:
+        worker.batch = None
+        if worker.phase is WorkerPhase.BUSY:
+            worker.phase = WorkerPhase.READY
+
+    def _on_done(self, worker: NodeWorker, frame: Frame) -> None:
+        owner, batch, took_ns = self._answered(worker, frame)
+        done: BatchDone = _decoded(self._done, frame)
+        if owner is not None and len(done.blocks) != owner.visits:
+            raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {owner.visits} visits")
+        assert worker.process is not None
+        written = [block for block in done.blocks if isinstance(block, Address)]
+        for block in written:
+            worker.process.hold(block)
+        if owner is None:
+            for block in written:
+                self._arenas.free(block)
+            return
+        event = Finished(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults)))
+        if self._listener is not None:
+            self._listener.on_finished(event, done.blocks, done.faults)
+
+    def _on_failed(self, worker: NodeWorker, frame: Frame) -> None:
+        owner, batch, _ = self._answered(worker, frame)
+        if owner is not None and self._listener is not None:
+            self._listener.on_failed(batch, owner.number, ModelFailure.decode(frame.payload))
+
+    # Pipelines
+
+    def _join(self, worker: NodeWorker) -> None:
+        """Start a worker as a part of a model. MachineError if the model has no such parts."""
+        order, spec = worker.order, worker.spec
+        check_part(order, len(blocks_of(worker.servable, worker.spec).blocks))
+        if worker.device is not None:
+            what = f"a part of {spec.variant!r} cannot start on device {spec.device!r}: parts run on CPU cores only"
+            raise MachineError(what, help="write `partition: false` in `provision`")
+        pipeline = joined(self._pipelines, order, self) if self.on_passed is None else None
+        worker.section = _Section(spec.shape[order.place], order.place, pipeline)
+
+    def _on_section(self, worker: NodeWorker, section: _Section, frame: Frame) -> None:
+        """A worker passes on a batch, or has loaded the other layers."""
+        pipeline = section.pipeline
+        assert worker.process is not None
+        if frame.kind is FrameKind.COMPLETED:
+            if pipeline is not None:
+                pipeline.on_completed(section.place)
+            elif not section.is_completing:
+                raise ProtocolError("a worker has completed a model that it was not told to complete")
+            section.is_completing, section.is_complete = False, True
+            worker.spec = structs.replace(worker.spec, shape=ALONE)
+            if worker.phase is not WorkerPhase.STOPPING:
+                self._clear_timer(worker)
+            self._report(WorkerCompleted(worker.number))
+            return
+        passed: PassedBatch = _decoded(self._passed, frame)
+        if pipeline is not None:
+            pipeline.passed_on(section.place, frame.subject, frame.value, passed, worker.process.hold)
+            return
+        batch = self._expect(worker, frame)
+        for block in passed.tensors:
+            if isinstance(block, Address):
+                worker.process.hold(block)
+        if self.on_passed is not None:
+            self.on_passed(batch, worker.number, passed)
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+        """See `PipelineOrders`. Also an order of the process that passes batches on, which gets one answer: `on_passed`
+        or `on_finished`, or `on_failed`."""
+        worker = self.workers.get(replica)
+        section = worker.section if worker is not None else None
+        if worker is None or section is None or worker.is_over or worker.process is None:
+            return  # its loss has been or will be noticed
+        if section.pipeline is None:
+            assert worker.batch is None, f"batch {batch} for replica {replica}, which still runs batch {worker.batch}"
+            worker.batch, worker.visits = batch, order.visits
+            if worker.phase is WorkerPhase.READY:
+                worker.phase = WorkerPhase.BUSY
+        kind = FrameKind.ENTER if isinstance(order, Run) else FrameKind.PASS
+        worker.process.link.send(kind, batch, time.monotonic_ns(), [encode(order)])
+        if section.is_completing:
+            self._watch_completion(worker)
+
+    def complete_part(self, replica: ReplicaId, transfer: TransferId | None = None) -> None:
+        """See `PipelineOrders`. The other layers come with the transfer, if one was ordered."""
+        worker = self.workers.get(replica)
+        section = worker.section if worker is not None and not worker.is_over else None
+        if worker is None or section is None or section.is_complete or section.task is not None:
+            return
+        if self._models is None:
+            self._load_others(worker, section, {})
+            return
+        others = self._models.bring_others(blocks_of(worker.servable, worker.spec), section.part, transfer, worker.held)
+        section.task = asyncio.create_task(others)
+        section.task.add_done_callback(partial(self._on_others_brought, worker, section))
+
+    def _on_others_brought(self, worker: NodeWorker, section: _Section, brought: Task[dict[int, str]]) -> None:
+        if self._has_come(worker, brought, "the other layers"):
+            self._load_others(worker, section, brought.result())
+
+    def _load_others(self, worker: NodeWorker, section: _Section, files: dict[int, str]) -> None:
+        """`files` has those of the other layers that were not here when the part started."""
+        if worker.process is not None:
+            section.is_completing = True
+            worker.process.link.send(FrameKind.COMPLETE, payload=[encode(files)])
+            self._watch_completion(worker)
+
+    def _watch_completion(self, worker: NodeWorker) -> None:
+        """Limit how long a part that loads the other layers may be silent. When its pipeline is broken it runs no
+        batches, so nothing else would show that it hangs. Batches restart the limit, because loading waits for them."""
+        if worker.phase is not WorkerPhase.STOPPING:
+            why = f"it did not load the other layers within {self._start_s_max:g} s"
+            self._set_timer(worker, self._start_s_max, why)
+
+    def free_block(self, block: Address) -> None:
+        """See `PipelineOrders`."""
+        self._arenas.free(block)
+
+    def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
+        """See `PipelineOrders`."""
+        worker = self.workers.get(replica)
+        if worker is not None and worker.batch == batch:
+            self._leave_batch(worker)
+            self._report(BatchLost(batch, replica, why))
+
+    # Shadows
+
+    def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
+        body, wanted = self.workers.get(replica), order.spec.shadow
+        if body is None or body.is_over or body.process is None:
+            return  # its loss, which has been or will be reported, is that of its shadow
+        assert wanted is not None, f"worker {order.worker} is no shadow"
+        try:
+            if body.shadow is not None:
+                raise MachineError("the one before has not ended")
+            made = NodeShadow(order, body, wanted, _cut_for(body, wanted))
+        except MachineError as error:
+            self._report(WorkerLost(order.worker, str(error)))
+            return
+        body.shadow = self.workers[order.worker] = made
+        self.spares.note_start()
+        self._give_process(made, self.spares.take())
+
+    def _set_up_shadow(self, shadow: NodeShadow, process: WorkerProcess) -> None:
+        assert shadow.body.process is not None
+        blocks = {place: shadow.cut.blocks[place] for place in shadow.wanted.layers}
+        setup = ShadowSetup(shadow.spec.stage, blocks, shadow.body.process.pid, Grant(shadow.cores).threads)
+        self._actuator.confine(process.pid, max(shadow.cores, START_CORES_MIN))
+        process.link.send(FrameKind.SHADOW, payload=[encode(setup)])
+
+    def _on_shadow_step(self, shadow: NodeShadow, frame: Frame) -> None:
+        """A shadow loads its blocks, or has loaded them: then limit its cores, and let the body connect."""
+        self._on_step(shadow)
+        if frame.kind is FrameKind.STEP:
+            self._set_start_timer(shadow)
+            return
+        assert shadow.process is not None
+        try:
+            grant = self._actuator.resize(shadow.process.pid, shadow.cores)
+        except MachineError as error:
+            self._give_up(shadow, str(error))
+            return
+        if grant.duty < 1:
+            self._send_threads(shadow, grant)
+        shadow.address = bytes(frame.payload)
+        self._tell_pair(shadow)
+
+    def _tell_pair(self, shadow: NodeShadow, *, is_over: bool = False) -> None:
+        """Tell a body which batches it shares with its shadow, or that it no longer shares any."""
+        body = shadow.body
+        if body.process is None or not shadow.address:
+            return
+        payload = []
+        if not is_over:
+            from sloop.profile.blocks import shared_rows  # noqa: PLC0415  # it needs NumPy
+
+            assert shadow.process is not None
+            layers, wanted = shadow.cut.layers[body.spec.slot.hardware], shadow.wanted
+            rows, shadow_ms = shared_rows(layers, body.cores, wanted, shadow.cut.batch_max)
+            patience_ms = tuple(max(PATIENCE * each_ms, each_ms + PATIENCE_MS_MIN) for each_ms in shadow_ms)
+            pair = PairSetup(shadow.address, shadow.process.pid, wanted.layers, rows, patience_ms)
+            payload = [encode(pair)]
+        body.process.link.send(FrameKind.PAIR, shadow.number, payload=payload)
+
+    def _on_pair(self, body: NodeWorker, frame: Frame) -> None:
+        """A body has connected with its shadow, or has given it up."""
+        shadow = body.shadow
+        if shadow is None or shadow.number != frame.subject or shadow.is_over:
+            return
+        if frame.kind is FrameKind.UNPAIRED:
+            self._give_up(shadow, _text(frame))
+        elif shadow.phase in BEGINNING:
+            shadow.phase = WorkerPhase.READY
+            self._clear_timer(shadow)
+            self._report(WorkerReady(shadow.number))
+
+    # Cores
+
+    def _pool_cores(self, worker: NodeWorker) -> float:
+        """The cores that a worker without a cap shares with all others of its node."""
+        node = self._nodes.get(worker.spec.node or "")
+        return min(self._actuator.capacity_cores, node.cores if node is not None else inf)
+
+    def _resize(self, number: WorkerId, cores: float) -> None:
+        worker = self.workers.get(number)
+        if worker is None or worker.is_over:
+            return  # its end has been or will be reported
+        if worker.phase not in (*SERVING, WorkerPhase.STOPPING) or worker.pool_cores:
+            worker.spec = worker.spec.with_cores(cores)  # applied in `_on_ready`, or only reserved
+            if worker.process is not None and not worker.pool_cores:
+                self._send_threads(worker, Grant(cores))
+            self._report(WorkerResized(number, cores))
+            return
+        self._finish_shrink(worker)
+        if cores < worker.cores:
+            self._send_threads(worker, Grant(cores))
+            worker.shrink_to = cores
+            worker.shrink_timer = self._loop.call_later(SHRINK_S_MAX, self._finish_shrink, worker)
+            return
+        grant = self._actuate(worker, cores)
+        if grant is not None:
+            self._send_threads(worker, grant)
+            self._report(WorkerResized(number, grant.cores))
+
+    def _finish_shrink(self, worker: NodeWorker) -> None:
+        """Write the smaller quota: the worker has reduced its threads, or `SHRINK_S_MAX` has passed."""
+        cores = worker.shrink_to
+        if cores is None:
+            return
+        worker.shrink_to = None
+        if worker.shrink_timer is not None:
+            worker.shrink_timer.cancel()
+            worker.shrink_timer = None
+        grant = self._actuate(worker, cores)
+        if grant is None:
+            return
+        if grant != Grant(cores):
+            self._send_threads(worker, grant)
+        self._report(WorkerResized(worker.number, grant.cores))
+
+    def _actuate(self, worker: NodeWorker, cores: float) -> Grant | None:
+        """Change the CPU limit. If the machine refuses, report the cores that the worker keeps and return None."""
+        assert worker.process is not None
+        try:
+            grant = self._actuator.resize(worker.process.pid, cores)
+        except MachineError as error:
+            _log.warning("replica %d keeps %g cores: %s", worker.number, worker.cores, error)
+            self._report(WorkerResized(worker.number, worker.cores))
+            return None
+        worker.spec = worker.spec.with_cores(grant.cores)
+        shadow = worker.shadow
+        if shadow is not None and shadow.phase is WorkerPhase.READY:
+            self._tell_pair(shadow)  # rows are divided by the cores of both
+        return grant
+
+    def _join_pool(self, worker: NodeWorker) -> None:
+        """Move a worker without a cap into the control group that all such workers of its node share. If the machine
+        refuses, the worker ends, because an unplanned cap would make it slower than its profile."""
+        assert worker.process is not None
+        try:
+            grant = self._actuator.join(worker.process.pid, worker.spec.node or "", worker.pool_cores)
+        except MachineError as error:
+            self._give_up(worker, str(error))
+            return
+        if grant != Grant(worker.pool_cores):
+            self._send_threads(worker, grant)
+
+    def _send_threads(self, worker: NodeWorker, grant: Grant) -> None:
+        assert worker.process is not None
+        worker.process.link.send(FrameKind.RESIZE, grant.threads, round(grant.duty * MILLIONTHS))
+
+    # Reports
+
+    def _progress(self, worker: NodeWorker, step: str) -> None:
+        self._report(WorkerProgressed(worker.number, step))
+
+    def _report(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener.on_event(event)
+
+
+def _cut_for(body: NodeWorker, shadow: Worker) -> CutModel:
+    """The model in blocks, some of which a shadow holds. MachineError if it has no such blocks."""
+    cut, spec = blocks_of(body.servable, body.spec), body.spec
+    if spec.slot.hardware not in cut.layers:
+        what = f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}"
+        raise MachineError(what, help="measure them there: `sloop profile MODEL --layers`")
+    if not shadow.layers or not 0 <= min(shadow.layers) <= max(shadow.layers) < len(cut.blocks):
+        raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.layers}")
+    return cut
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", frame: Frame) -> Any:  # noqa: ANN401  # what the decoder makes
+    try:
+        return decoder.decode(frame.payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a reply cannot be read: {error}") from error
+
+
+def _text(frame: Frame) -> str:
+    return str(frame.payload, "utf-8", "replace")
+
+
+def _fault_in_report(worker: WorkerId, error: Exception) -> str:
+    """Why a worker whose report could not be taken up is given up. If not the report is wrong but the server, which is
+    a bug, the log has the traceback; without this, nobody would hear of the batch."""
+    if isinstance(error, ProtocolError):
+        return str(error)
+    _log.error("a report of replica %d could not be taken up", worker, exc_info=error)
+    return f"its report could not be taken up: {error!r}"

@@ -1,0 +1,169 @@
+"""Processes for workers on this machine: how they start, what they share with this one, and how they end."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sloop.cuda import CudaDevice
+from sloop.errors import MachineError
+from sloop.serve.blocks import ARENA_BYTES
+from sloop.serve.cpu_quota import CpuActuator
+from sloop.serve.gpus import AssignedGpus
+from sloop.serve.messages import encode
+from sloop.serve.processes import kill, spawn
+from sloop.serve.transport import CLOSED, Frame, FrameKind, ProcessLink, ProtocolError, socket_pair
+from sloop.shared_memory import Address, Arenas, HeldArena
+
+REAP_S: Final = 0.002
+"""How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
+
+
+class WorkerProcess:
+    """A process of which a worker is made, or a spare one: its socket, its arena, and its end.
+
+    Its user sets `on_frame`, and `on_end`, which is called when the socket closes; both may change.
+    """
+
+    def __init__(self, processes: "WorkerProcesses", sock: socket.socket) -> None:
+        self._processes = processes
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.arena: HeldArena | None = None
+        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.on_end: Callable[[str], None] = lambda why: None
+        self.is_over = False
+        """Whether it is ending."""
+        self.link = ProcessLink(
+            processes.loop,
+            sock,
+            lambda frame: self.on_frame(frame),  # noqa: PLW0108  # both change
+            lambda why: self.on_end(why),  # noqa: PLW0108
+        )
+        self._freed: list[Address] = []
+        """Blocks in its arena of which it is told at the end of this turn of the event loop."""
+
+    @property
+    def pid(self) -> int:
+        """The number of the process, which has started."""
+        assert self.popen is not None
+        return self.popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has started and has not exited."""
+        return self.popen is not None and self.popen.poll() is None
+
+    def hold(self, block: Address) -> None:
+        """It has written a block. ProtocolError if that is not in its arena."""
+        if self.arena is None or block.arena != self.arena.number:
+            raise ProtocolError(f"{block} is not in the arena of this worker")
+        self._processes.arenas.hold(block)
+
+    def free(self, block: Address) -> None:
+        """A block in its arena is free."""
+        if not self._freed:
+            self._processes.loop.call_soon(self._tell_freed)
+        self._freed.append(block)
+
+    def _tell_freed(self) -> None:
+        freed, self._freed = self._freed, []
+        self.link.send(FrameKind.FREE, payload=[encode(freed)])
+
+    def close(self) -> None:
+        """Close its socket: nothing that it sends is heard from now on. `end` follows."""
+        self.is_over = True
+        self.link.close()
+
+    def end(self, why: str, then: Callable[[], None]) -> None:
+        """Kill and reap the process, then call `then`. If its socket has just closed, first let it exit: its status may
+        say why."""
+        self.close()
+        self._reap(5 if why == CLOSED else 0, then)
+
+    def _reap(self, checks: int, then: Callable[[], None]) -> None:
+        if self.is_alive:
+            if not checks:
+                kill(self.pid)
+            self._processes.loop.call_later(REAP_S, self._reap, max(0, checks - 1), then)
+            return
+        if self.popen is not None:
+            self._processes.actuator.release(self.pid)
+        if self.arena is not None:
+            self._processes.arenas.abandon(self.arena)
+        self._processes.forget(self)
+        then()
+
+    def explain(self, error: str) -> str:
+        """Why it has ended: its exit status if `error` says nothing more specific."""
+        if self.popen is None or error != CLOSED:
+            return error.replace("\n", "; ")  # a fix follows in a line of its own
+        code = self.popen.returncode
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process exited with {code}"
+
+
+class WorkerProcesses:
+    """Starts processes for workers, and knows those that have not been reaped."""
+
+    def __init__(
+        self, loop: AbstractEventLoop, arenas: Arenas, actuator: CpuActuator, gpus: AssignedGpus | None = None
+    ) -> None:
+        self.loop, self.arenas, self.actuator, self._gpus = loop, arenas, actuator, gpus
+        self._alive: set[WorkerProcess] = set()
+        self._emptied = asyncio.Event()
+
+    def connect(self) -> tuple[WorkerProcess, socket.socket]:
+        """What a process that is to start shares with this one, and its end of the socket."""
+        ours, theirs = socket_pair()
+        made = WorkerProcess(self, ours)
+        self._alive.add(made)
+        try:
+            made.arena = self.arenas.make(ARENA_BYTES, made.free)
+        except BaseException:
+            theirs.close()
+            made.end("", lambda: None)
+            raise
+        return made, theirs
+
+    def inherited(self, process: WorkerProcess, theirs: socket.socket) -> tuple[tuple[int, ...], list[int]]:
+        """The arguments of a worker process, and the file descriptors that it inherits."""
+        fd, arena = theirs.fileno(), process.arena
+        if arena is None:
+            return (fd, os.getpid(), 0, -1), [fd]
+        return (fd, os.getpid(), arena.number, arena.fd), [fd, arena.fd]
+
+    def environment(self, device: CudaDevice | None = None) -> Mapping[str, str]:
+        """The variables of a process: where GPUs are declared, it sees its own and no other."""
+        return {} if self._gpus is None else self._gpus.environment(device)
+
+    def start(self, device: CudaDevice | None = None) -> WorkerProcess:
+        """Start a process, which does not know yet what it serves. OSError or MachineError if that is not possible."""
+        made, theirs = self.connect()
+        with theirs:
+            arguments, fds = self.inherited(made, theirs)
+            try:
+                made.popen = spawn("sloop.serve.worker", arguments, fds, environment=self.environment(device))
+            except (OSError, MachineError):
+                made.end("", lambda: None)
+                raise
+        return made
+
+    def forget(self, process: WorkerProcess) -> None:
+        """A process has been reaped."""
+        self._alive.discard(process)
+        if not self._alive:
+            self._emptied.set()
+
+    async def until_gone(self, within_s: float) -> None:
+        """Wait until all have been reaped."""
+        if self._alive:
+            self._emptied.clear()
+            try:
+                await asyncio.wait_for(self._emptied.wait(), within_s)
+            except TimeoutError:
+                return
