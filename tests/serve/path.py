@@ -197,7 +197,7 @@ class Deciding:
         )
         self.insight, self.offer = insight, offer_of(application, [served], ["1"])
         self._told: list[list[Struct]] = [[] for _ in range(edges)]
-        self._ports = [EdgePort(self.driver, insight, Arenas(), partial(self._tell, told)) for told in self._told]
+        self._ports = [EdgePort(self.driver, insight.ask, Arenas(), partial(self._tell, told)) for told in self._told]
         self._ends = 0
         self._decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
         self._encode = msgspec.msgpack.Encoder().encode
@@ -250,7 +250,7 @@ class Way(Deciding):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        port, edge = edge_within(self.driver, self.insight, Arenas())
+        port, edge = edge_within(self.driver, self.insight.ask, Arenas())
         port.tell(self.offer)
         service = edge.service
         self.wire = Wire()

@@ -13,7 +13,7 @@ from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.edges import EdgePort
 from sloop.serve.messages import OfferModel, Question, Run, ToEdge
-from sloop.serve.protocols import Pages, Servable
+from sloop.serve.protocols import PageSource, Servable
 from sloop.shared_memory import Arena, Arenas
 from sloop.systems.setup import Setup
 from sloop.tensor import Signature, Tensor
@@ -50,19 +50,17 @@ def tensors_in(blocks: Sequence[Block | None], holder: int = 0) -> list[list[Ten
     return [reader.tensors(block) for block in blocks if block is not None]
 
 
-class NoPages:
+def no_page(_question: Question, _then: Callable[[bytes], None]) -> None:
     """Answers no question."""
 
-    def ask(self, question: Question, then: Callable[[bytes], None]) -> None: ...
 
-
-def edge_within(driver: Driver, pages: Pages, arenas: Arenas) -> tuple[EdgePort, EdgeServer]:
+def edge_within(driver: Driver, page_of: PageSource, arenas: Arenas) -> tuple[EdgePort, EdgeServer]:
     """An edge in this process, which has not started, and its port: what a process does, without frames."""
 
     def tell(record: ToEdge) -> None:
         server.on_record(record)
 
-    port = EdgePort(driver, pages, arenas, tell)
+    port = EdgePort(driver, page_of, arenas, tell)
     arena = Arena(port.arena.number, port.arena.fd)
     server = EdgeServer(EDGE, port.on_record, arena, os.getpid())
     return port, server
@@ -70,7 +68,7 @@ def edge_within(driver: Driver, pages: Pages, arenas: Arenas) -> tuple[EdgePort,
 
 def sink_before(driver: Driver, served: ServedVersion, arenas: Arenas) -> EdgeSink:
     """An edge in this process without ports, which offers one version."""
-    port, edge = edge_within(driver, NoPages(), arenas)
+    port, edge = edge_within(driver, no_page, arenas)
     answers = {served.version: served.wiring.answer}
     signature = served.wiring.signature
     port.tell(OfferModel(served.application, served.slo_ns, signature, Limits(), {}, (served.version,), answers))

@@ -43,7 +43,7 @@ from sloop.vocabulary import Outcome, Request, RequestId
 from tests.serve.edge.test_attacks import make_certificate
 from tests.serve.edge.test_sink import OFFER
 from tests.serve.path import Wire
-from tests.serve.rig import NoPages, limited
+from tests.serve.rig import limited, no_page
 from tests.serve.test_live import ECHO, setup_of
 
 pytestmark = pytest.mark.live
@@ -153,7 +153,7 @@ class Scene:
         self.cancelled: list[RequestId] = []
         self.requests: dict[RequestId, Block] = {}
         driver: Any = self
-        self.port, self.other = (EdgePort(driver, NoPages(), self.arenas, self.told.append) for _ in range(2))
+        self.port, self.other = (EdgePort(driver, no_page, self.arenas, self.told.append) for _ in range(2))
 
     def submit(self, block: Block, edge: EdgePort, number: int, **_: Any) -> None:
         request = RequestId(len(self.requests) + 1)
@@ -211,7 +211,7 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
         settings, here, there = EdgeSettings(ServerLimits()), Scene(), Address(5 << 48, 0, 100)
         nobody: Any = None
         with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
-            edges = Edges(nobody, NoPages(), here.arenas, settings, sockets, Path())
+            edges = Edges(nobody, no_page, here.arenas, settings, sockets, Path())
         edges.slots[0].port = port = here.port
         for number in (1, 2, 3):
             port.on_record(Submit(number, "demo", b"x", 7))
@@ -489,9 +489,9 @@ def test_what_edges_share_and_what_each_has() -> None:
         limits = ServerLimits(requests=10, bytes=1 << 21, connections=10, answers_bytes=1 << 20)
         settings = EdgeSettings(limits)
         with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 4)) as sockets:
-            edges = Edges(None, NoPages(), Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
+            edges = Edges(None, no_page, Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
             for slot in (edges.slots[0], edges.slots[-1]):
-                slot.port = EdgePort(None, NoPages(), Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
+                slot.port = EdgePort(None, no_page, Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
             edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
         own, rpc = edges.slots[0].settings, edges.slots[-1].settings
         assert own.limits == replace(limits, requests=3, bytes=1 << 19), "all others are of each edge"

@@ -53,7 +53,7 @@ class Observed:
         self.core = core = scene.core
         parts = [application.parts for application in core.state.applications.values()]
         nodes = [view.node for view in core.state.ledger.views()]
-        self.metrics = Metrics(parts, nodes=nodes, build=core._build)
+        self.metrics = Metrics(parts, nodes=nodes, build=core.build)
         self.run = self.metrics.state
         self.failure, self.now_ns = "", s(2)
         policies: Policies = parts[0].policies

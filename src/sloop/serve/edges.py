@@ -57,7 +57,7 @@ from sloop.serve.messages import (
 )
 from sloop.serve.network import FETCH_S_MAX, HolderTable, machine
 from sloop.serve.processes import kill, spawn
-from sloop.serve.protocols import Pages
+from sloop.serve.protocols import PageSource
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arenas
 from sloop.text import counted, host_and_port
@@ -129,8 +129,8 @@ def open_sockets(host: str, http_port: int, grpc_port: int | None, edges: int) -
 class EdgePort:
     """The deciding process' end of one edge (`sloop.serve.protocols.EdgeClient`). `send` passes records on."""
 
-    def __init__(self, driver: Driver, pages: Pages, arenas: Arenas, send: Callable[[ToEdge], None]) -> None:
-        self._driver, self._pages, self._arenas = driver, pages, arenas
+    def __init__(self, driver: Driver, page_of: PageSource, arenas: Arenas, send: Callable[[ToEdge], None]) -> None:
+        self._driver, self._page_of, self._arenas = driver, page_of, arenas
         self.tell = send
         """Passes a record to the edge."""
         self.arena = arenas.make(ARENA_BYTES, lambda block: send(Free(block)))
@@ -225,7 +225,7 @@ class EdgePort:
             if not self._is_lost:
                 self.tell(Page(record.number, body))
 
-        self._pages.ask(record.question, answer)
+        self._page_of(record.question, answer)
 
 
 class ServingEdge(Struct, frozen=True):
@@ -288,7 +288,7 @@ class Edges:
     def __init__(  # what an edge stands between
         self,
         driver: Driver,
-        pages: Pages,
+        page_of: PageSource,
         arenas: Arenas,
         settings: EdgeSettings,
         sockets: EdgeSockets,
@@ -297,7 +297,7 @@ class Edges:
         holders: HolderTable | None = None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._driver, self._pages, self._arenas = driver, pages, arenas
+        self._driver, self._page_of, self._arenas = driver, page_of, arenas
         self._table = holders or HolderTable()
         self._table.on_change.append(lambda: self._tell(self._holders()))
         self._loop = loop or asyncio.get_running_loop()
@@ -445,7 +445,7 @@ class Edges:
             lambda why: self._on_end(slot, why),
             self._driver.turns.note,
         )
-        port = EdgePort(self._driver, self._pages, self._arenas, link.send)
+        port = EdgePort(self._driver, self._page_of, self._arenas, link.send)
         settings = structs.replace(slot.settings, arena=port.arena.number)
         fds = (theirs.fileno(), slot.socket.fileno(), port.arena.fd)
         arguments = (*fds, os.getpid())

@@ -63,8 +63,7 @@ class Repository(Protocol):
 
 
 class Insight:
-    """What the edges show of a run (`sloop.serve.protocols.Pages`), from the state that `metrics` keeps, and from
-    `core` for traffic and free room.
+    """What the edges show of a run, from the state that `metrics` keeps, and from `core` for traffic and free room.
 
     `clock` returns the core's time in ns; `answered_rows` how many rows the requests had that a version of a model has
     served; `failure` why the server cannot serve at all, empty if it can; `edges` all edges, to be shown as they are.
@@ -97,7 +96,8 @@ class Insight:
         """Who waits for the metrics."""
 
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
-        """See `sloop.serve.protocols.Pages`. The metrics are written in steps, one in each turn of the event loop."""
+        """Call `then` with the answer to a question (`PageSource`). The metrics are written in steps, one in each turn
+        of the event loop."""
         if isinstance(question, ChangeModel):
             assert self.repository is not None, "no repository"
             self.repository.change(question.name, question.is_loaded, then)

@@ -247,7 +247,7 @@ class Release(Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """A question, see `sloop.serve.protocols.Pages`."""
+    """A question, see `sloop.serve.protocols.PageSource`."""
 
     number: int
     question: Question

@@ -1,5 +1,5 @@
-"""The interfaces of the deciding process: towards the edges (`Pages`), the worker processes (`Backend`)
-and the planner process (`PlannerInterface`).
+"""The interfaces of the deciding process: towards the edges (`PageSource`), the worker processes
+(`Backend`) and the planner process (`PlannerInterface`).
 
 An edge handles network protocols but no queues, the driver the core but no HTTP, a backend processes but no requests.
 Tests replace each side by a fake. All calls happen in the event loop's thread.
@@ -89,12 +89,8 @@ class ServerReadiness(Struct, frozen=True, omit_defaults=True):
     """By name, the models that do not answer requests."""
 
 
-class Pages(Protocol):
-    """What the edges show of the run: `sloop.serve.insight.Insight` in the deciding process."""
-
-    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
-        """Call `then` once with the answer, possibly before this call returns."""
-        ...
+PageSource = Callable[[Question, Callable[[bytes], None]], None]
+"""Calls back once with the answer to a question about the run, possibly before it returns: `Insight.ask`."""
 
 
 class CutModel(Struct, frozen=True):

@@ -439,7 +439,7 @@ async def serving(
         bounds = settings.edge(deployment)
         if settings.nodes is not None:
             bounds = structs.replace(bounds, token=node_memory.token, node_tls=settings.nodes.tls)
-        edges = Edges(driver, insight, arenas, bounds, sockets, folder, holders=holders)
+        edges = Edges(driver, insight.ask, arenas, bounds, sockets, folder, holders=holders)
         offer_all(edges, deployment, versions, insight)
         memory = memory or VersionMemory(folder, deployment)
         stack.push_async_callback(memory.written)

@@ -36,7 +36,7 @@ from sloop.serve.messages import (
     ChangeModel,
     Question,
 )
-from sloop.serve.protocols import ModelState, Pages, Readiness, RequestResult, ServerReadiness
+from sloop.serve.protocols import ModelState, PageSource, Readiness, RequestResult, ServerReadiness
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 
@@ -198,12 +198,12 @@ class Gateway:
         return {each.name: state if self.why_unready else self.states.get(each.name, state) for each in found}
 
 
-def sink_of(driver: FakeDriver, pages: Pages) -> EdgeSink:
-    """A sink that passes requests to a driver, and questions to pages."""
+def sink_of(driver: FakeDriver, page_of: PageSource) -> EdgeSink:
+    """A sink that passes requests to a driver, and asks `page_of`."""
 
     class FakeSink:
         def __getattr__(self, name: str) -> Any:
-            return getattr(pages if name == "ask" else driver, name)
+            return page_of if name == "ask" else getattr(driver, name)
 
     return cast(EdgeSink, FakeSink())
 
@@ -218,7 +218,7 @@ def make_service(
 ) -> InferenceService:
     """The service of one fake application."""
     service = InferenceService(
-        sink_of(gateway.driver, gateway), bodies or BodyMemory(100_000), Keys(api_key, api_key_file)
+        sink_of(gateway.driver, gateway.ask), bodies or BodyMemory(100_000), Keys(api_key, api_key_file)
     )
     service.add(Model("demo", 200_000_000, InputValidator(SIGNATURE), limits))
     return service

@@ -68,7 +68,7 @@ class Resting:
             clock=lambda: s(5),
             answered_rows=lambda model, version: 0,
         )
-        self.service = InferenceService(sink_of(FakeDriver(), self.insight), BodyMemory(1000))
+        self.service = InferenceService(sink_of(FakeDriver(), self.insight.ask), BodyMemory(1000))
         for application in setup.deployment.applications:
             validator = InputValidator(SIGNATURE)
             self.service.add(Model(application.name, application.slo_ns, validator, application.limits))
