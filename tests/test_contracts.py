@@ -51,7 +51,7 @@ def test_imports_go_downwards_only() -> None:
         ("units.py", "import sloop.sim", "The house"),
         ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
         ("workload/link.py", "import sloop.app", "The house"),
-        ("report/html.py", "import sloop.sim.run", "The house"),
+        ("report/sections.py", "import sloop.sim.run", "The house"),
         ("cli/systems.py", "import sloop_systems.comparison", "Law 4: the platform"),
     ],
 )

@@ -1,5 +1,7 @@
+import json
+import re
 from datetime import UTC, datetime
-from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -10,33 +12,24 @@ from sloop.demo.run import Demonstration
 pytest.importorskip("sloop_systems.sponge", reason="the demonstration shows Sponge")
 
 
-class Tags(HTMLParser):
-    """Opened and closed tags, and whatever would be fetched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [f"{tag} {value}" for name, value in attrs if name in {"src", "data"} and value]
-        self.fetched += [f"link {value}" for name, value in attrs if tag == "link" and name == "href" and value]
-
-
-def test_the_page_is_whole_in_itself(demonstration: Demonstration) -> None:
+def report_of(demonstration: Demonstration) -> Any:
     document = html(demonstration, "out/demo", made=datetime(2026, 11, 29, tzinfo=UTC))
-    tags = Tags()
-    tags.feed(document)
-    assert tags.fetched == []
-    assert document.count("<svg") == 4  # live, latency, and live against simulated for two systems
-    assert "a &lt;machine&gt;" in document
-    assert "These runs do not compare the systems" in document
-    assert "sloop replay out/demo/sponge." in document
+    (data,) = re.findall(r'<script type="application/json" id="picture">(.*?)</script>', document)
+    return json.loads(data)["report"]
+
+
+def test_the_page_shows_both_systems_live_and_simulated(demonstration: Demonstration) -> None:
+    sections = report_of(demonstration)["sections"]
+    assert sum(len(section["figures"]) for section in sections) == 4  # live, latency, both for two systems
+    text = " ".join(paragraph for section in sections for paragraph in section["text"])
+    assert "These runs do not compare the systems" in text
+    assert "sloop replay out/demo/sponge." in text
 
 
 def test_what_was_run_is_at_the_top(demonstration: Demonstration) -> None:
-    top, _, _ = html(demonstration, "out/demo", made=datetime(2026, 11, 29, tzinfo=UTC)).partition("<main>")
-    for fact in ("2026-11-29", "a &lt;machine&gt;", "squeezenet.onnx", "1000 ms", "static and sponge", __version__):
-        assert f"{fact}" in top
+    facts = " ".join(value for _, value in report_of(demonstration)["facts"])
+    for fact in ("2026-11-29", "a <machine>", "squeezenet.onnx", "1000 ms", "static and sponge", __version__):
+        assert fact in facts
 
 
 def test_every_run_has_three_rows(demonstration: Demonstration) -> None:

@@ -14,10 +14,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+
+from sloop.app.application import SystemChoice
+from sloop.app.load import load_scenario
+from sloop.page.report import log_page, page
+from sloop.report.plots import Figure, Panel, Series
+from sloop.report.sections import Section
+from sloop.report.tables import Table
+from sloop.runlog import read_log
+from sloop.sim.scenarios import run_scenario
 
 CHROMIUM: Final = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -31,6 +42,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="no driver: pip i
 VIEWS: Final = ("now", "decisions", "request", "plan", "what-if", "try-it", "log")
 NAME: Final = "job-17"
 MODEL: Final = Path(__file__).parents[2] / "src/sloop/demo/digits.onnx"
+SCENARIO: Final = Path(__file__).parents[2] / "examples/three/bursts.yaml"
 PROFILE: Final = {
     "latency_ms": {"form": "amdahl", "gamma": 1, "epsilon": 1, "delta": 0, "eta": 3},
     "max_batch": 8,
@@ -258,6 +270,37 @@ def test_one_request_is_tried(served: Served, tab: Tab) -> None:
     tab.page.fill("textarea", "1, 2")
     tab.page.click("text=Send one request")
     assert "2 elements" in tab.page.inner_text("[role=alert]")
+
+
+def test_a_report_is_one_file_and_nothing_hostile_in_it_runs(tmp_path: Path, tab: Tab) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>"
+    panel = Panel(y_label=hostile, series=(Series(hostile, (0.0, 1.0), (1.0, 2.0)),))
+    figure = Figure(name="hostile", title=hostile, x_label=hostile, panels=(panel,), alt=hostile)
+    section = Section(title=hostile, text=(hostile,), tables=(Table(hostile, (hostile, "n"), ((hostile, 1),)),))
+    text = page(hostile, [section, Section(title="Drawn", figures=(figure,))], facts=[(hostile, hostile)])
+    (tmp_path / "report.html").write_text(text)
+    tab.page.goto((tmp_path / "report.html").as_uri())
+    tab.page.wait_for_selector("main table")
+    assert tab.page.inner_text("main h2") == hostile
+    assert tab.page.inner_text("tbody th") == hostile
+    assert tab.page.title() == hostile
+    assert [link.inner_text() for link in tab.page.locator("nav a").all()] == ["Summary"]
+    assert tab.page.evaluate(
+        "[...document.images].every((image) => image.src.startsWith('data:') && image.naturalWidth)"
+    )
+
+
+def test_the_log_of_a_run_as_a_page_has_its_views(tmp_path: Path, tab: Tab) -> None:
+    scenario = replace(load_scenario(SCENARIO), duration_s=8.0)
+    made = run_scenario(scenario, SystemChoice("elastic"), log=tmp_path / "run.jsonl")
+    text = log_page(read_log(tmp_path / "run.jsonl"), made=datetime(2026, 11, 30, tzinfo=UTC))
+    (tmp_path / "report.html").write_text(text)
+    tab.page.goto((tmp_path / "report.html").as_uri())
+    tab.page.wait_for_selector("main table")
+    assert f"{made.row.requests:,} requests" in tab.text()
+    for view, expected in (("Now", "restore"), ("Decisions", "the first plan"), ("Requests", "dropped")):
+        tab.page.click(f"nav a:has-text('{view}')")
+        tab.page.locator("main", has_text=expected).wait_for()
 
 
 def test_a_killed_server_is_stale_and_the_page_comes_back_by_itself(tmp_path: Path, tab: Tab) -> None:

@@ -1,7 +1,8 @@
 """Figures, tables and pages of HTML, without any library for plots."""
 
-from sloop.report.html import Section, date_text, page
+from sloop.page.report import page
 from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.report.sections import Section, date_text
 from sloop.report.svg import PALETTE, SMALL, element, line_element, svg_element, text_at, write_drawing
 from sloop.report.tables import Table
 

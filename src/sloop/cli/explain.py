@@ -12,12 +12,12 @@ from rich.text import Text
 from sloop.cli.command import FILE, CommandOutput, Number, command, table
 from sloop.errors import InputError
 from sloop.events import Deployed
+from sloop.page.report import log_page, write_page
 from sloop.report import run_tables
 from sloop.report.explain import StoryStep, state_of
 from sloop.report.explain.decision import RolloutStep, explain_decision, explain_deployment, rollouts
 from sloop.report.explain.misses import MissReason, miss_reasons
 from sloop.report.explain.request import VisitStory, explain_request, request_named
-from sloop.report.html import log_page, write_page
 from sloop.report.tables import Table
 from sloop.runlog import RecordedLog, read_log
 from sloop.text import listed, numbered

@@ -13,9 +13,10 @@ from sloop.app.document import parse_yaml
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
 from sloop.cli.command import FILE, CommandOutput, Number, cached_models, check_folder, command, progress, table
+from sloop.page.report import runs_page, write_page
 from sloop.profile.passes import range_advice
 from sloop.report import run_tables
-from sloop.report.html import ReportedRun, log_run, runs_page, write_page
+from sloop.report.sections import ReportedRun, log_run
 from sloop.report.tables import Table
 from sloop.runlog import is_log, read_log
 from sloop.runlog.summary import RunRow

@@ -5,9 +5,10 @@ from typing import Final
 
 from sloop import __version__
 from sloop.demo.run import ComparedRun, Demonstration, elsewhere
-from sloop.report.html import Section, date_text, page
+from sloop.page.report import page
 from sloop.report.plots import Figure, latency_cdf, timeline
 from sloop.report.run_tables import agreement, agreement_table, estimate_errors
+from sloop.report.sections import Section, date_text
 from sloop.report.tables import Table
 from sloop.text import listed
 

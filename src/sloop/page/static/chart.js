@@ -1,7 +1,7 @@
 // Lines over time, drawn by uPlot.
 
 import { useEffect, useRef } from "preact/hooks";
-import { html } from "sloop/words";
+import { html, timeOfDay } from "sloop/words";
 import { state } from "sloop/store";
 
 const COLORS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5"];
@@ -10,8 +10,6 @@ const isDark = matchMedia("(prefers-color-scheme: dark)");
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
-
-const timeOfDay = (unixS) => new Date(unixS * 1000).toLocaleTimeString("en-GB");
 
 function options(lines, unit, width, height, bands) {
   const text = color("--soft");

@@ -8,12 +8,13 @@ import { Glance, Now } from "sloop/now";
 import { Plan } from "sloop/plan";
 import { Request } from "sloop/request";
 import { changed, state, takeChanges, takeLines, takeWhole, watch } from "sloop/store";
+import { Summary } from "sloop/summary";
 import { TryIt } from "sloop/tryit";
 import { WhatIf } from "sloop/whatif";
 import { ask, clock, Field, html, Problem } from "sloop/words";
 
-const VIEWS = { now: ["Now", Now], decisions: ["Decisions", Decisions], request: ["A request", Request],
-  plan: ["Plan and cost", Plan], "what-if": ["What if", WhatIf], "try-it": ["Try it", TryIt], log: ["Log", Log] };
+const RUN_VIEWS = { now: ["Now", Now], decisions: ["Decisions", Decisions], request: ["Requests", Request] };
+const LIVE_VIEWS = { plan: ["Plan and cost", Plan], "what-if": ["What if", WhatIf], "try-it": ["Try it", TryIt], log: ["Log", Log] };
 const STALE_MS = 2500; // events come each second
 const AGAIN_MS = 1000;
 
@@ -63,6 +64,13 @@ function KeyForm() {
     <button>Open the page</button></form><${Problem} error=${error} /></main>`;
 }
 
+/** The views that there is something for: a report of several runs has its summary alone. */
+function views() {
+  const { report, applications } = state.picture;
+  const summary = report ? { summary: ["Summary", Summary] } : {};
+  return { ...summary, ...(applications ? RUN_VIEWS : {}), ...(state.isLive ? LIVE_VIEWS : {}) };
+}
+
 /** Why what is shown may not be so any more; empty if it is. */
 function staleness() {
   if (!state.isLive) return "";
@@ -90,18 +98,20 @@ function Page() {
   if (state.connection === "key") return html`<${KeyForm} />`;
   const picture = state.picture;
   if (!picture) return html`<main><p role="status">${state.connection === "lost" ? "The server is away; this page goes on when it is back." : "Waiting for the first numbers …"}</p></main>`;
-  const [chosen, View] = VIEWS[view] ? [view, VIEWS[view][1]] : ["now", Now];
+  const known = views();
+  const chosen = known[view] ? view : Object.keys(known)[0];
+  const View = known[chosen][1];
   const stale = staleness();
-  document.title = `${picture.name}: sloop`;
+  document.title = picture.report?.title ?? `${picture.name}: sloop`;
   return html`
     <header>
-      <h1>${picture.name}</h1>
-      <p class="soft">${picture.origin === "live" ? "" : "simulated, "}system ${picture.system}, ${state.isLive ? "at" : "up to"} ${clock(picture.now_s)}${picture.sample < 1 ? `; only ${picture.sample * 100} % of the requests in time are in the log` : ""}</p>
-      <nav aria-label="views">${Object.entries(VIEWS).map(([name, [label]]) =>
+      <h1>${picture.report?.title ?? picture.name}</h1>
+      ${picture.report ? null : html`<p class="soft">${picture.origin === "live" ? "" : "simulated, "}system ${picture.system}, ${state.isLive ? "at" : "up to"} ${clock(picture.now_s)}${picture.sample < 1 ? `; only ${picture.sample * 100} % of the requests in time are in the log` : ""}</p>`}
+      <nav aria-label="views">${Object.entries(known).map(([name, [label]]) =>
         html`<a href=${`#${name}`} aria-current=${name === chosen ? "page" : undefined}>${label}</a>`)}</nav>
     </header>
     <main class=${stale ? "stale" : ""}>
-      ${stale ? html`<p class="glance bad" role="alert">${stale}</p>` : html`<${Glance} />`}
+      ${stale ? html`<p class="glance bad" role="alert">${stale}</p>` : chosen === "summary" ? null : html`<${Glance} />`}
       <${View} />
     </main>`;
 }

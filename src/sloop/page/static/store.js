@@ -37,7 +37,7 @@ export function takeLines(lines, isWhole) {
 
 /** Take the whole picture. Rows of counts are kept by their second. */
 export function takeWhole(picture) {
-  for (const series of Object.values(picture.series)) {
+  for (const series of Object.values(picture.series ?? {})) {
     series.counts = new Map(series.counts.map((row) => [row[0], row]));
   }
   state.picture = picture;

@@ -24,10 +24,14 @@ export const ms = (value) => (value === null || value === undefined ? "–" : `$
 export const usd = (value) => (value ? `${number(value)} $/h` : "no price");
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-/** The time of day of an instant of the run. */
-export function clock(atS) {
-  return new Date((state.picture.zero_unix_s + atS) * 1000).toLocaleTimeString("en-GB");
+/** A Unix time as time of day; a simulated run, which has no date, begins at 0:00. */
+export function timeOfDay(unixS) {
+  const zone = state.picture.zero_unix_s ? {} : { timeZone: "UTC" };
+  return new Date(unixS * 1000).toLocaleTimeString("en-GB", zone);
 }
+
+/** The time of day of an instant of the run. */
+export const clock = (atS) => timeOfDay(state.picture.zero_unix_s + atS);
 
 /** How long ago an instant of the run was. */
 export function ago(atS) {

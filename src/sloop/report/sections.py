@@ -1,14 +1,12 @@
-"""HTML reports. Each is one file that loads no other: plots are inline SVG. It suits light and dark screens, telephones
-and paper.
+"""What a report shows, as plain values: sections of text, tables and figures, facts at its top, and words with their
+meaning. `sloop.page.report` makes a page of it, which is one file and loads no other.
 
-`page` renders facts, sections of text, tables and figures, and the words that need an explanation, as valid, escaped
-HTML. `log_page` is the page of one recorded run, live or simulated. It needs only the log, whose header contains the
-application, its profiles and the system. `runs_page` shows several runs side by side.
+`run_sections` describes recorded runs, live or simulated; they need only the log, whose header contains the
+application, its profiles and the system.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from html import escape
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +14,6 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from sloop.actions import Decided, End, Rollout
-from sloop.errors import MachineError
 from sloop.report import run_tables
 from sloop.report.explain.misses import MissReasons
 from sloop.report.explain.texts import plan_text, rollout_text
@@ -30,15 +27,15 @@ from sloop.report.plots import (
     route_cdf,
     timeline,
 )
-from sloop.report.svg import svg
+from sloop.report.svg import svg, svg_file
 from sloop.report.tables import Table, cell_text
 from sloop.report.words import KINDS, word_of, words_in
-from sloop.runlog import Header, Record, RecordedLog
+from sloop.runlog import Header, Record, RecordedLog, Sink
 from sloop.runlog.summary import Figures, LoadTime, RunRow, RunSummary, on_schedule_clock
 from sloop.systems import SYSTEMS
 from sloop.systems.replay import parts_of, require_all, with_beginning
 from sloop.systems.setup import build
-from sloop.text import counted, listed
+from sloop.text import counted
 from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500
@@ -54,7 +51,6 @@ TEXT_CHARS_MIN: Final = 40
 """or a cell has more text, which then gets room for several words."""
 NAMES_MAX: Final = 8
 """The most models and deadlines at the top of a page."""
-NUMBER_CLASS, TEXT_CLASS = ' class="n"', ' class="t"'
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -91,31 +87,21 @@ class ReportedRun(Struct, frozen=True, kw_only=True):
         return {key: _pairs(system.get("parameters", {})) for key, system in systems.items()}
 
 
-def log_page(log: RecordedLog, *, made: datetime) -> str:
-    """The page of a recorded run, made at `made`. InputError if the log is damaged, or its header describes no valid
-    application."""
-    run = log_run(log)
-    header = run.header
-    title = f"{header.name}: a {_origin(header)} run of {header.system}"
-    sections = run_sections([run])
-    if log.missing:
-        sections.insert(0, Section(title="What this log has", text=log.missing))
-    return page(title, sections, facts=run_facts([run], made=made))
-
-
-def log_run(log: RecordedLog, *, only_load: bool = False) -> ReportedRun:
-    """A recorded run. With `only_load` its clock begins with its first request, and it ends with the end of its last:
-    a live run can then be compared with a simulation, which is nothing but load. InputError as for `log_page`."""
+def log_run(log: RecordedLog, *, only_load: bool = False, sinks: Sequence[Sink] = ()) -> ReportedRun:
+    """A recorded run, whose records the `sinks` get too. With `only_load` its clock begins with its first request, and
+    it ends with the end of its last: a live run can then be compared with a simulation, which is nothing but load.
+    InputError if the log is damaged, or its header describes no valid application."""
     require_all(log, "a page")
     header = log.header
     is_live = header.origin == "live"
     parts, nodes = parts_of(log)
     summary = RunSummary(parts, nodes=nodes, start_ns=None if is_live and not only_load else 0, build=build)
     noted, load = NotedRecords(), LoadTime()
+    all_sinks: list[Sink] = [summary, noted, load, *sinks]
+    appends = [sink.append for sink in all_sinks]
     for now_ns, record in _under_load(log) if only_load else with_beginning(log):
-        summary.append(now_ns, record)
-        noted.append(now_ns, record)
-        load.append(now_ns, record)
+        for append in appends:
+            append(now_ns, record)
     assumed = summary.assumed_starts(header.assumed_starts)
     row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
     if is_live and load.total_ns:
@@ -127,12 +113,6 @@ def _under_load(log: RecordedLog) -> Iterator[tuple[int, Record]]:
     """The records up to the end of the last request, on a clock that starts with the first."""
     ended_ns = max((now_ns for now_ns, record in log if isinstance(record, End)), default=0)
     return on_schedule_clock(takewhile(lambda each: each[0] <= ended_ns, with_beginning(log)), first_ns=0)
-
-
-def runs_page(runs: Sequence[ReportedRun], *, made: datetime) -> str:
-    """Several runs of one scenario side by side, with distinct labels, on one page made at `made`."""
-    labels = listed([run.label for run in runs])
-    return page(f"{runs[-1].header.name}: {labels}", run_sections(runs), facts=run_facts(runs, made=made))
 
 
 class NotedRecords:
@@ -326,37 +306,6 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join([*names[:NAMES_MAX], *([f"{more} more"] if more > 0 else [])]) or "not recorded"
 
 
-def page(title: str, sections: Sequence[Section], *, facts: Iterable[tuple[str, str]], lead: str = "") -> str:
-    """A complete HTML document. `facts`, at its top, are names with values: date, machine, models, deadline, version.
-    The words on it that need an explanation have one at its end, to which headings lead."""
-    facts = tuple(facts)
-    words = words_in([title, lead, *chain.from_iterable(facts), *chain.from_iterable(map(_texts, sections))])
-    links = "".join(f'<li><a href="#s{number}">{escape(s.title)}</a></li>' for number, s in enumerate(sections))
-    links += '<li><a href="#words">Words</a></li>' if words else ""
-    body = "\n".join(_section(number, section, words) for number, section in enumerate(sections))
-    body += _words(words) if words else ""
-    paragraph = f"<p class=lead>{escape(lead)}</p>" if lead else ""
-    known = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="light dark">\n<title>{escape(title)}</title>\n'
-        f"<style>{_CSS}</style>\n</head>\n<body>\n<header><h1>{escape(title)}</h1>{paragraph}\n"
-        f'<dl class="facts">{known}</dl>\n'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n{body}\n</main>\n</body>\n</html>\n'
-    )
-
-
-def write_page(text: str, path: Path) -> None:
-    """Write a page. MachineError if the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MachineError(
-            f"{path}: the page cannot be written: {error.strerror}", help="name a file in a folder that exists"
-        ) from error
-
-
 def _texts(section: Section) -> Iterator[str]:
     """All that a reader sees of a section."""
     yield section.title
@@ -373,38 +322,46 @@ def _texts(section: Section) -> Iterator[str]:
             yield from (each.name for each in panel.marks)
 
 
-def _section(number: int, section: Section, words: Container[str]) -> str:
-    inner = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in section.text)
-    inner += "".join(f'<figure class="wide" tabindex="0">{svg(figure)}</figure>' for figure in section.figures)
-    inner += "".join(_table(table, words) for table in section.tables)
-    if section.folded:
-        inner = f"<details><summary>Show</summary>{inner}</details>"
-    return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{inner}</section>'
+def report_values(
+    title: str, sections: Sequence[Section], *, facts: Iterable[tuple[str, str]], lead: str = ""
+) -> dict[str, Any]:
+    """A report as JSON can hold it. `facts`, at its top, are names with values: date, machine, models, deadline,
+    version. The words in it that need an explanation have one at its end."""
+    facts = tuple(facts)
+    words = words_in([title, lead, *chain.from_iterable(facts), *chain.from_iterable(map(_texts, sections))])
+    return {
+        "title": title,
+        "lead": lead,
+        "facts": facts,
+        "sections": [_section_values(section) for section in sections],
+        "words": words,
+    }
 
 
-def _table(table: Table, words: Container[str]) -> str:
+def _section_values(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "text": section.text,
+        "figures": [{"title": figure.title, "svg": svg_file(svg(figure))} for figure in section.figures],
+        "tables": [_table_values(table) for table in section.tables],
+        "folded": section.folded,
+    }
+
+
+def _table_values(table: Table) -> dict[str, Any]:
     """A table without empty columns. One of few rows and many columns stands upright, so that it fits a telephone."""
     table = table.filled
     is_upright = _stands_upright(table)
     if is_upright:
         table = table.transposed
-    right = [(is_upright and column > 0) or table.is_number(column) for column in range(len(table.columns))]
-    head = "".join(_heading(name, words, "col", is_right=r) for name, r in zip(table.columns, right, strict=True))
-    lines = []
-    for first, *rest in table.rows:
-        cells = [
-            f"<td{NUMBER_CLASS if r else TEXT_CLASS if len(cell_text(cell)) > TEXT_CHARS_MIN else ''}>"
-            f"{escape(cell_text(cell))}</td>"
-            for cell, r in zip(rest, right[1:], strict=True)
-        ]
-        name = _heading(cell_text(first), words if is_upright else (), "row", is_right=right[0])
-        lines.append(f"<tr>{name}{''.join(cells)}</tr>")
-    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    empty = "" if lines else f'<tr><td colspan="{len(table.columns)}">nothing to show</td></tr>'
-    return (
-        f'<div class="wide" tabindex="0"><table>{caption}<thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}{empty}</tbody></table></div>"
-    )
+    places = range(len(table.columns))
+    return {
+        "title": table.title,
+        "columns": table.columns,
+        "rows": [[cell_text(cell) for cell in row] for row in table.rows],
+        "numbers": [place for place in places if (is_upright and place > 0) or table.is_number(place)],
+        "words": [word_of(heading) for heading in table.columns],
+    }
 
 
 def _stands_upright(table: Table) -> bool:
@@ -412,27 +369,6 @@ def _stands_upright(table: Table) -> bool:
         return False
     longest = max(len(cell_text(cell)) for row in table.rows for cell in row[1:])
     return longest <= TEXT_CHARS_MIN and all(len(cell_text(row[0])) <= HEADING_CHARS_MAX for row in table.rows)
-
-
-def _heading(name: str, words: Container[str], scope: str, *, is_right: bool) -> str:
-    """The heading of a column or a row; it leads to the explanation of its word, if the page has one."""
-    word = word_of(name) if words else ""
-    text = f'<a href="#{_anchor(word)}">{escape(name)}</a>' if word and word in words else escape(name)
-    own = NUMBER_CLASS if is_right else TEXT_CLASS if len(name) > HEADING_CHARS_MAX else ""
-    return f'<th scope="{scope}"{own}>{text}</th>'
-
-
-def _words(words: Mapping[str, str]) -> str:
-    """The last section: what the words on the page mean."""
-    entries = "".join(
-        f'<div id="{_anchor(word)}"><dt>{escape(word)}</dt><dd>{escape(line)}</dd></div>'
-        for word, line in words.items()
-    )
-    return f'<section id="words"><h2>Words on this page</h2><dl class="words">{entries}</dl></section>'
-
-
-def _anchor(word: str) -> str:
-    return f"word-{word.replace(' ', '-')}"
 
 
 def _result(row: RunRow) -> str:
@@ -543,32 +479,3 @@ def _origin(header: Header) -> str:
 
 def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
-
-
-_CSS: Final = """
-:root{--ink:#1b1f23;--dim:#5b6470;--paper:#fff;--line:#d8dce2;--band:#f5f6f8;--link:#1d5fb0}
-@media (prefers-color-scheme:dark){
-:root{--ink:#e6e8eb;--dim:#a0a8b3;--paper:#15181c;--line:#343a42;--band:#1d2126;--link:#82b4f2}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:62rem;padding:1.5rem 1.25rem 4rem;background:var(--paper);color:var(--ink);
-font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-h1{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .6rem}
-h2{font-size:1.15rem;margin:2.2rem 0 .6rem;padding-top:.6rem;border-top:1px solid var(--line)}
-p{max-width:46rem}.lead{color:var(--dim)}h1,p,dd{overflow-wrap:anywhere}
-dl{margin:.6rem 0}dl div{display:flex;gap:.2rem 1rem}dt{flex:none;color:var(--dim)}dd{margin:0}
-.facts dt{width:6.5rem}.words dt{width:8.5rem}.words div{padding:.2rem 0}.words div:target{background:var(--band)}
-a{color:var(--link)}nav ul{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:0;margin:0;list-style:none}
-nav{font-size:.92rem}
-figure svg{width:100%;height:auto;min-width:36rem;max-width:56rem;color:var(--ink)}
-.wide{overflow-x:auto;margin:1rem 0}
-table{border-collapse:collapse;min-width:20rem;font-size:.9rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
-th,td{padding:.28rem .8rem .28rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
-th[scope=row]{font-weight:500;min-width:5.5rem}thead th{color:var(--dim);font-weight:600;white-space:nowrap}
-th a{color:inherit;text-decoration:underline dotted}
-.n{text-align:right!important}.t{min-width:8.5rem}tbody tr:hover{background:var(--band)}
-details summary{cursor:pointer;color:var(--link)}
-:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-@media (max-width:30rem){body{padding:1rem .8rem 3rem}th,td{padding-right:.5rem}.words div{display:block}}
-@media print{nav{display:none}body{max-width:none}}
-"""
