@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from sloop.actions import VersionState
-from sloop.app.application import Application, Deployment
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.load import load_application, load_deployment
+from sloop.serve.control.check_process import CheckOrder, check_version
 from sloop.serve.control.memory import VERSIONS, KeptVersion, VersionMemory
 from sloop.serve.control.orders import Deploy, ListVersions, Remove, find_server, send
 from sloop.systems.setup import definition_of, set_up
@@ -82,6 +84,20 @@ def test_a_new_server_has_the_versions_of_the_one_before(
     assert [each.application.key for each in setup.applications] == ["demo@2", "other"]
     said = "version 2 of 'demo', version 3 of 'demo' with 20 % and version 1 of 'other'"
     assert [each.message.partition(": ")[2] for each in caplog.records] == [said]
+
+
+def test_what_was_deployed_runs_under_the_system_of_the_new_command_line(tmp_path: Path, models: list[Path]) -> None:
+    deployment = load_deployment(named("demo", models[0]))
+    canary = kept(replace(deployment.application, slo_ms=900), "3", CANARY, canary=Canary(share=0.2))
+    written(tmp_path, deployment, {"demo": [kept(deployment.application, "2"), canary]})
+    memory, choice = read(tmp_path, deployment), SystemChoice("hpa")
+    setup = set_up(memory.restored.deployment, choice)
+    assert [each.application.system.name for each in setup.applications] == ["hpa"]
+    ((_, later),) = memory.restored.later
+    whole = msgspec.to_builtins(replace(setup.deployment, applications=(), lines={}), str_keys=True)
+    found = check_version(CheckOrder("", "", {}, whole, str(tmp_path / "state"), later.definition))
+    application, _, served = found.served()
+    assert (application.system.name, served.version, application.slo_ms) == ("hpa", "3", 900)
 
 
 def test_what_was_removed_stays_away(tmp_path: Path, models: list[Path], caplog: pytest.LogCaptureFixture) -> None:

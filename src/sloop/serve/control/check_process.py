@@ -23,6 +23,7 @@ from sloop.serve.control.checks import (
     check_live,
     warnings_of,
 )
+from sloop.serve.control.memory import rejoined
 from sloop.serve.control.servables import Models, models_of, runs_alone
 from sloop.serve.control.versions import rows_of, served_version, threads_of, version_of
 from sloop.serve.driver import ServedVersion
@@ -84,7 +85,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     """The version if it can be served. SloopError if it cannot."""
     deployment = msgspec.convert(order.deployment, Deployment, strict=False)
     if order.definition is not None:
-        application = joined = replace(application_in(order.definition), cluster=deployment.cluster)
+        application = joined = rejoined(application_in(order.definition), deployment)
     else:
         application = load_application(order.file, cluster=deployment.cluster)
         version = order.version or order.next_versions.get(application.name, "1")

@@ -276,12 +276,14 @@ class Deployer:
         self._remember()
         for name, kept in list(self._restoring):
             try:
-                application = kept.application
+                file = kept.application.file
                 with self._files.checking():
-                    found = await checked(self._check_order(application.file, definition=kept.definition))
+                    found = await checked(self._check_order(file, definition=kept.definition))
                     async with self._deploying:
-                        if name in self._edges.models and kept.version not in self._used[name]:
-                            self._start(found, Deploy(application.file, kept.version, kept.canary), kept.definition)
+                        if name not in self._edges.models:
+                            raise InputError("the version beside which it served could not be loaded")
+                        if kept.version not in self._used[name]:
+                            self._start(found, Deploy(file, kept.version, kept.canary), kept.definition)
             except SloopError as error:
                 _log.error("version %s of %r does not start again: %s", kept.version, name, error)
             self._restoring.remove((name, kept))

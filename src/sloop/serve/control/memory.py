@@ -162,7 +162,7 @@ class VersionMemory:
                 found.notes.append(f"version {each.version} of {name!r}{share}")
         if first.definition is None:
             return [] if named is None else [named]
-        return [_joined(first.application, self._deployment)]
+        return [rejoined(first.application, self._deployment)]
 
     # Writing
 
@@ -204,8 +204,9 @@ class VersionMemory:
         made.replace(file)
 
 
-def _joined(application: Application, deployment: Deployment) -> Application:
-    """A restored application in a deployment: on its cluster, and with its system unless it has the same one."""
+def rejoined(application: Application, deployment: Deployment) -> Application:
+    """An application that was deployed once, in a deployment: on its cluster, and with its system if that is another
+    one."""
     system = application.system if application.system.name == deployment.system.name else deployment.system.of(None)
     return replace(application, cluster=deployment.cluster, system=system)
 
