@@ -61,7 +61,7 @@ from sloop.events import Event, NodeLost, NodeReady, TransferFailed, Transferred
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import Pass, load_profile, path_beside, save_profile
 from sloop.runlog.summary import RunRow
-from sloop.serve.backends.agents import AgentBackend
+from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
 from sloop.tensor import Signature

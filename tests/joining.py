@@ -16,8 +16,8 @@ import uvloop
 
 from sloop.cli import main
 from sloop.serve import server
-from sloop.serve.agent import Agent
-from sloop.serve.backends import agents, ray
+from sloop.serve.cluster import agents, ray
+from sloop.serve.cluster.agent import Agent
 from sloop.serve.network import Endpoint, NodeTls
 from sloop.vocabulary import Node
 

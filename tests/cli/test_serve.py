@@ -27,7 +27,7 @@ from sloop.cli import serve as serving
 from sloop.errors import MachineError
 from sloop.profile.fit import fit_all
 from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, load_profile
-from sloop.serve.backends.agents import NodeSettings
+from sloop.serve.cluster.agents import NodeSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import Settings

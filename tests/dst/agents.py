@@ -1,7 +1,7 @@
 """A simulated cluster behind a network: an agent on each node, links that are slow, cut or lose reports, and edges.
 
 It adds to `Cluster` what lies between the core and the workers. This is the model of the network, and what a driver for
-several machines must guarantee, as `sloop.serve.backends.agents` does.
+several machines must guarantee, as `sloop.serve.cluster.agents` does.
 
 **Links.** The deciding process has one connection to the agent of each node, and one to each edge. A connection
 delivers messages in the order in which they were sent, however long each takes. Messages on different links overtake

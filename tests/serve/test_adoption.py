@@ -21,8 +21,10 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
-from sloop.serve import agent as module
-from sloop.serve.agent import (
+from sloop.serve.blocks import tensors_in, write_block
+from sloop.serve.cluster import agent as module
+from sloop.serve.cluster import agents
+from sloop.serve.cluster.agent import (
     Agent,
     AgentReport,
     AgentSetup,
@@ -32,11 +34,10 @@ from sloop.serve.agent import (
     RunBatch,
     WorkersKept,
 )
-from sloop.serve.backends import KnownStages, agents
-from sloop.serve.backends.agents import WORKERS_MAX, AgentBackend, NodeMemory
-from sloop.serve.blocks import tensors_in, write_block
+from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, NodeMemory
 from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, HolderTable
+from sloop.serve.node.known import KnownStages
 from sloop.serve.protocols import ExaminedFile, Servable
 from sloop.serve.transport import ProtocolError
 from sloop.serve.weights.cache import usual_cache

@@ -31,9 +31,11 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
-from sloop.serve import agent as module
 from sloop.serve import network
-from sloop.serve.agent import (
+from sloop.serve.blocks import Block, tensors_in, write_block
+from sloop.serve.cluster import agent as module
+from sloop.serve.cluster import agents
+from sloop.serve.cluster.agent import (
     Agent,
     AgentHello,
     AgentReport,
@@ -53,10 +55,8 @@ from sloop.serve.agent import (
     ToAgent,
     WorkersKept,
 )
-from sloop.serve.backends import agents
-from sloop.serve.backends.agents import AgentBackend
-from sloop.serve.backends.ray import RayNodes, Want
-from sloop.serve.blocks import Block, tensors_in, write_block
+from sloop.serve.cluster.agents import AgentBackend
+from sloop.serve.cluster.ray import RayNodes, Want
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
     BlockClient,

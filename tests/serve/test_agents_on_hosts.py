@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sloop.serve.agent import GIVE_UP_S
+from sloop.serve.cluster.agent import GIVE_UP_S
 from sloop.serve.network import SILENT_S
 from tests.hosts import WAIT_S, Host, Hosts, is_running
 from tests.serve.fleet import CAUGHT, LOST, MODEL, Fleet, Load, kill, memory_files, running, tell, until, workers

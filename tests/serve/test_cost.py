@@ -105,7 +105,7 @@ def test_a_request_leaves_no_cycles_behind(tmp_path: Path) -> None:
     assert asyncio.run(main()) < REQUESTS
 
 
-@pytest.mark.parametrize("module", ["sloop.serve.worker", "sloop.serve.edge.process", "sloop.serve.agent"])
+@pytest.mark.parametrize("module", ["sloop.serve.worker", "sloop.serve.edge.process", "sloop.serve.cluster.agent"])
 def test_a_process_that_decides_nothing_imports_nothing_to_decide_with(module: str) -> None:
     """Core and policies take 0.2 s to import, a worker no longer than that in all."""
     rooms = "sloop.core", "sloop.policies", "sloop.solvers", "sloop.systems", "sloop.profile.published"

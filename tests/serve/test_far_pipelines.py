@@ -34,8 +34,10 @@ from sloop.events import (
     WorkerReady,
     WorkerStopped,
 )
-from sloop.serve import agent as module
-from sloop.serve.agent import (
+from sloop.serve.blocks import Block, tensors_in
+from sloop.serve.cluster import agent as module
+from sloop.serve.cluster import agents
+from sloop.serve.cluster.agent import (
     Agent,
     AgentReport,
     AgentSetup,
@@ -44,11 +46,10 @@ from sloop.serve.agent import (
     FromAgent,
     RunBatch,
 )
-from sloop.serve.backends import agents, sources_of
-from sloop.serve.backends.agents import AgentBackend
-from sloop.serve.blocks import Block, tensors_in
+from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.messages import CutBlock, PassedBatch, Run
 from sloop.serve.network import BlockClient, BlockLost
+from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import CutModel, Servable
 from sloop.serve.weights.cache import WeightsCache

@@ -14,9 +14,9 @@ import uvloop
 
 from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.events import Event, Finished, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
-from sloop.serve import agent as module
-from sloop.serve.agent import Agent
-from sloop.serve.backends.agents import AgentBackend
+from sloop.serve.cluster import agent as module
+from sloop.serve.cluster.agent import Agent
+from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cpu_quota import detect
 from sloop.serve.network import BlockClient
 from sloop.serve.node.models import NodeModels

@@ -33,13 +33,13 @@ from sloop.events import BatchFailed, BatchLost, Finished, WorkerCompleted, Work
 from sloop.profile.examine import examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Startup, save_profile
 from sloop.runlog import Record, read_log
-from sloop.serve.backends.pipelines import ProcessPipeline
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.control.loading import loadable
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.node.node import LiveNode
+from sloop.serve.node.pipelines import ProcessPipeline
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array

@@ -142,7 +142,7 @@ def test_a_killed_agent_is_replaced_by_its_actor(served: RayFleet) -> None:
     with served.load() as load:
         load.go_on(1)
         fault_s = time.monotonic()
-        kill(running(host, "sloop.serve.agent"))
+        kill(running(host, "sloop.serve.cluster.agent"))
         until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
         back_s = fleet.until_ready(1)
         load.until_steady(10)
@@ -158,7 +158,7 @@ def test_a_killed_agent_is_replaced_by_its_actor(served: RayFleet) -> None:
 def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> None:
     fleet = served.fleet
     if served.host_of_replica() is served.hosts[0]:  # beside the server
-        kill(running(served.hosts[0], "sloop.serve.agent"))
+        kill(running(served.hosts[0], "sloop.serve.cluster.agent"))
         until(lambda: any(workers(host) for host in list(served.hosts)[1:]), "a replica elsewhere")
         fleet.until_ready(1)
         until(lambda: set(fleet.nodes().values()) == {"ready"}, "another agent")

@@ -32,7 +32,7 @@ from sloop.machine import hardware_name
 from sloop.runlog import Header, read_log
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.segments import FOLDER, segments_in
-from sloop.serve.backends.agents import NodeMemory
+from sloop.serve.cluster.agents import NodeMemory
 from sloop.serve.control.loading import UnloadedModel, loadable, within
 from sloop.serve.control.servables import COPIES, Models
 from sloop.serve.edge.grpc.schema import SERVICE

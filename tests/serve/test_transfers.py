@@ -27,9 +27,9 @@ from sloop.events import (
     WorkerReady,
     WorkerStopped,
 )
-from sloop.serve import agent as module
-from sloop.serve.agent import Agent
-from sloop.serve.backends.agents import AgentBackend
+from sloop.serve.cluster import agent as module
+from sloop.serve.cluster.agent import Agent
+from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.node.node import LiveNode, NodeWorker
 from sloop.serve.protocols import Servable
 from sloop.serve.weights import peers

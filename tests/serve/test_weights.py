@@ -30,7 +30,7 @@ from sloop.actions import Evict, StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
-from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, NodeOrder
+from sloop.serve.cluster.agent import AgentReport, AgentSession, AgentSetup, LearnStages, NodeOrder
 from sloop.serve.control.servables import servables_of
 from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.network import BlockClient

@@ -1,4 +1,4 @@
-"""The worker inside the test's own process, on one end of a socket pair; as a process it is tested in backends/."""
+"""The worker inside the test's own process, on one end of a socket pair; test_local_backend.py has it as a process."""
 
 import os
 import subprocess

@@ -47,7 +47,7 @@ from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_pro
 from sloop.profile.model import model_label
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
-from sloop.serve.backends.agents import NodeSettings
+from sloop.serve.cluster.agents import NodeSettings
 from sloop.serve.control.loading import UnloadedModel
 from sloop.serve.control.servables import COPIES, signatures_of
 from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy, unprofiled

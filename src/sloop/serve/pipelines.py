@@ -2,7 +2,7 @@
 
 A batch passes the workers of a pipeline in the order of their layers. Each worker writes the tensors that the next one
 needs, into shared memory if they are large, and the deciding process passes on their addresses
-(`sloop.serve.backends.pipelines`). So workers do not know each other, and a worker that dies leaves no state in the
+(`sloop.serve.node.pipelines`). So workers do not know each other, and a worker that dies leaves no state in the
 others. A worker that has all layers serves like any other.
 
 Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our specification.

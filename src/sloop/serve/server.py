@@ -35,7 +35,7 @@ from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
 from sloop.runlog import older_log
 from sloop.runlog.segments import FOLDER
-from sloop.serve.backends.agents import AgentBackend, NodeMemory, NodeSettings
+from sloop.serve.cluster.agents import AgentBackend, NodeMemory, NodeSettings
 from sloop.serve.control.checks import warnings_of
 from sloop.serve.control.cutting import starts_parts
 from sloop.serve.control.deployer import Deployer
@@ -72,7 +72,7 @@ from sloop.text import listed
 
 LOCK: Final = "lock"
 NODES: Final = "nodes"
-"""The file, in a state folder, of what a server leaves to the next one (`sloop.serve.backends.agents.NodeMemory`)."""
+"""The file, in a state folder, of what a server leaves to the next one (`sloop.serve.cluster.agents.NodeMemory`)."""
 
 _log: Final = logging.getLogger("sloop.server")
 
@@ -499,7 +499,7 @@ def backend_of(
     threads = max(threads_of(each) for each in setup.applications)
     cluster, nodes = setup.deployment.cluster, settings.nodes
     if nodes is not None:
-        from sloop.serve.backends.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
+        from sloop.serve.cluster.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
 
         return AgentBackend(
             *(models, wirings, RayNodes(nodes.ray_address, nodes.tls)),

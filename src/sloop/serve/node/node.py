@@ -1,10 +1,11 @@
 """A node: the workers of one machine, from the order to start one to its end.
 
-The server's own machine is a node in its process, and an agent is one behind a link (`sloop.serve.agent`). A worker is
-a process with one socket and one CPU limit, and always in one of the states of `WorkerPhase`. Every order gets exactly
-one answer in each of them; the end of a worker answers what is open. The end of its socket reveals the death of a
-process; the node reports it after the process is reaped and its cores are free. No worker outlives the node, and every
-wait is bounded (`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). The node handles no requests, deadlines or policies.
+The server's own machine is a node in its process, and an agent is one behind a link (`sloop.serve.cluster.agent`). A
+worker is a process with one socket and one CPU limit, and always in one of the states of `WorkerPhase`. Every order
+gets exactly one answer in each of them; the end of a worker answers what is open. The end of its socket reveals the
+death of a process; the node reports it after the process is reaped and its cores are free. No worker outlives the node,
+and every wait is bounded (`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). The node handles no requests, deadlines or
+policies.
 
 To grow a worker, the node first raises the CPU quota and then the worker's thread count; to shrink it, the other way
 round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot change
@@ -21,7 +22,7 @@ there.
 A shadow is one more worker, which connects with the process of its replica (`sloop.serve.shadows`). It ends with its
 replica, and a replica has ended only when its shadow has.
 
-Workers may start as the parts of one model, and serve together (`sloop.serve.backends.pipelines`). The node passes
+Workers may start as the parts of one model, and serve together (`sloop.serve.node.pipelines`). The node passes
 their batches on, unless another process does (`on_passed`).
 
 Where models are read where they are, transfers end as soon as they are ordered. An agent brings them to its machine
@@ -75,15 +76,15 @@ from sloop.events import (
 from sloop.machine import capacity
 from sloop.profile.model import is_modelled
 from sloop.profile.profile import START_CORES_MIN
-from sloop.serve.backends import KnownStages, blocks_of, sources_of
-from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import LOOK_S, Silence, process_state
 from sloop.serve.machine_watch import watch
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
+from sloop.serve.node.known import KnownStages, blocks_of, sources_of
 from sloop.serve.node.models import HeldModel, NodeModels, Peers, why_not
+from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.node.spares import SparePool
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses

@@ -1,6 +1,6 @@
 """Ray provides the nodes of a deployment, and supervises the agent on each.
 
-What speaks with Ray is a process of its own (`python -m sloop.serve.backends.ray`), which `RayNodes` starts and tells
+What speaks with Ray is a process of its own (`python -m sloop.serve.cluster.ray`), which `RayNodes` starts and tells
 what is wanted: Ray's client has threads and memory of its own, and ends the process that it is in when the head of the
 cluster is away for long. No request and no report of an agent passes through it, so serving goes on without it.
 
@@ -151,7 +151,7 @@ class RayNodes:
         ours, theirs = socket_pair()
         with theirs:
             self._link = RecordLink(self._loop, ours, FromRay, self._on_record, self._on_end)
-            self._process = spawn("sloop.serve.backends.ray", (theirs.fileno(), os.getpid()), [theirs.fileno()])
+            self._process = spawn("sloop.serve.cluster.ray", (theirs.fileno(), os.getpid()), [theirs.fileno()])
         self._send(Join(self._address))
 
     def _send(self, record: ToRay) -> None:
@@ -202,7 +202,7 @@ class AgentKeeper:
     def __init__(self, join: Endpoint, name: str, tls: Sequence[str], token: bytes) -> None:
         self._host = str(importlib.import_module("ray").util.get_node_ip_address())
         arguments = (os.getpid(), *join, name, self._host, *tls)
-        self._process = spawn("sloop.serve.agent", arguments, stdin=subprocess.PIPE)
+        self._process = spawn("sloop.serve.cluster.agent", arguments, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin:
             self._process.stdin.write(token)
@@ -434,4 +434,4 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     # As a module of this name, so that Ray's nodes import the class of the actor instead of being sent it.
-    importlib.import_module("sloop.serve.backends.ray").main(sys.argv[1:])
+    importlib.import_module("sloop.serve.cluster.ray").main(sys.argv[1:])

@@ -1,7 +1,7 @@
-"""Runs replicas on other machines, through the agent of each node (`sloop.serve.agent`).
+"""Runs replicas on other machines, through the agent of each node (`sloop.serve.cluster.agent`).
 
 Agents connect to this process. Orders and reports travel over that connection and arrive in the order in which they
-were sent. A `NodeProvider` starts the agents: Ray (`sloop.serve.backends.ray`).
+were sent. A `NodeProvider` starts the agents: Ray (`sloop.serve.cluster.ray`).
 
 When the connection of an agent ends or is silent, its node is lost: the node is reported first, then each of its
 replicas. Later messages of that connection are ignored. The agent keeps its workers and connects again. This process
@@ -9,7 +9,7 @@ has counted them as lost, so the agent stops them before the node is ready, and 
 the agent has kept from another deciding process, which has died, are offered to the core with the node (`KeptWorker`)
 if they run the same stage, variant and model as a worker of this process would.
 
-Replicas may start as the parts of one model, on several nodes (`sloop.serve.backends.pipelines`). This process has cut
+Replicas may start as the parts of one model, on several nodes (`sloop.serve.node.pipelines`). This process has cut
 the model, and sends blocks to agents that can get them from no other agent. Orders for a batch go from here to one part
 after the other; its tensors go from the node of each part to the node of the next. If a node cannot get them, its part
 is stopped and counts as lost, because the pipeline cannot serve.
@@ -62,7 +62,8 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.profile.onnx_cut import data_file
-from sloop.serve.agent import (
+from sloop.serve.blocks import FarBlocks
+from sloop.serve.cluster.agent import (
     AgentHello,
     AgentReport,
     AgentSetup,
@@ -85,9 +86,6 @@ from sloop.serve.agent import (
     WorkerReport,
     WorkersKept,
 )
-from sloop.serve.backends import KnownStages, blocks_of, sources_of
-from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
-from sloop.serve.blocks import FarBlocks
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
@@ -103,6 +101,8 @@ from sloop.serve.network import (
     Purpose,
     machine,
 )
+from sloop.serve.node.known import KnownStages, blocks_of, sources_of
+from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights.peers import FileServer, KnownFile

@@ -1,4 +1,4 @@
-"""Where workers run: processes on this machine (`local`), or machines with an agent each (`agents`, `ray`)."""
+"""The models and stages of which a node knows."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """The agent of a node: it runs the worker processes of one machine for a deciding process on another.
 
-Ray starts it (`sloop.serve.backends.ray`). It connects to the deciding process, which then orders it to start, resize
+Ray starts it (`sloop.serve.cluster.ray`). It connects to the deciding process, which then orders it to start, resize
 and stop workers and to run batches.
 The agent has a node (`sloop.serve.node`) as the server has for its own machine, passes these orders on to it, and sends
 its reports back. It takes no decisions.
