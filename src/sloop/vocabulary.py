@@ -263,6 +263,11 @@ class StagePlan(Struct, frozen=True):
         """Largest batch of a group's replicas."""
         return group.batch_max or self.batch_max
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the stage is to have any."""
+        return any(group.count for group in self.groups)
+
 
 class Plan(Struct, frozen=True):
     """The cluster that a scaling policy wants, and its reason in one line. The core works towards it (law 3).
@@ -282,6 +287,11 @@ class Plan(Struct, frozen=True):
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""
         return other is not None and self.stages == other.stages
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether any stage is to have any."""
+        return any(target.has_replicas for target in self.stages)
 
 
 CLIENTS_MAX: Final = 48

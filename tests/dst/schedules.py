@@ -29,7 +29,7 @@ from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.scenario import TopologyTruth
 from sloop.core import ApplicationParts, Core
 from sloop.core.application import ApplicationState
-from sloop.core.control import PlanProgress
+from sloop.core.controlled import PlanProgress
 from sloop.core.ledger import millicores
 from sloop.core.protocols import BatchDecision, CoreInterface, Policies, Scale
 from sloop.core.rates import DeviceKey

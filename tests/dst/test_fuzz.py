@@ -25,7 +25,8 @@ from sloop.actions import (
     StartBatch,
     StartWorker,
 )
-from sloop.core.control import ControlledApplication, ControlPath, PlanProgress
+from sloop.core.control import ControlPath
+from sloop.core.controlled import ControlledApplication, PlanProgress
 from sloop.core.stage import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, WorkerCompleted

@@ -14,7 +14,8 @@ from msgspec import structs
 
 from sloop.actions import Action, Decided, End, Rollout, VersionState
 from sloop.core.application import ApplicationState
-from sloop.core.control import ControlledApplication, ControlPath, own_traffic
+from sloop.core.control import ControlPath, own_traffic
+from sloop.core.controlled import ControlledApplication
 from sloop.core.views import Bucket, Traffic
 from sloop.text import counted
 from sloop.units import NS_PER_S, ROUNDING, s

@@ -14,7 +14,6 @@ import msgspec
 from sloop.actions import Decided, Rollout
 from sloop.app.graph import declared_name
 from sloop.core import Core
-from sloop.core.control import any_replica, has_replicas
 from sloop.core.planner import cores_by_hardware
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.core.views import DeviceView, NodeView, StageView
@@ -217,7 +216,7 @@ class Insight:
             return Readiness(ModelState.STARTING, "there is no plan yet")
         application = self._core.state.applications.get(record.key)
         is_waking = application is not None and application.is_waking and application.has_been_awake
-        if any_replica(run.plan):
+        if run.plan.has_replicas:
             return self._started(record.key, run.plan, is_waking=is_waking)
         if not run.plan.feasible or (run.open and not is_waking):
             return Readiness(ModelState.WAITING, f"no replicas are planned: {run.plan.why}")
@@ -225,8 +224,8 @@ class Insight:
 
     def _started(self, key: str, plan: Plan, *, is_waking: bool) -> Readiness:
         """The state of a version that is to have replicas."""
-        now_ns, planned = self._clock(), [target.stage for target in plan.stages if has_replicas(target)]
-        missing = [declared_name(target.stage) for target in plan.stages if not has_replicas(target)]
+        now_ns, planned = self._clock(), [target.stage for target in plan.stages if target.has_replicas]
+        missing = [declared_name(target.stage) for target in plan.stages if not target.has_replicas]
         if missing and not plan.feasible:  # a feasible plan starts them when requests come there
             return Readiness(ModelState.WAITING, f"no replicas are planned of {listed(missing)}: {plan.why}")
         gaps = [gap for stage in planned if (gap := self._core.service_gap(now_ns, key, stage)) is not None]
