@@ -64,7 +64,7 @@ function Overview({ chosen, choose }) {
 /** The rows of a span: seconds, or minutes if it is long. The newest seconds are not whole yet. */
 function rowsOf(series, span) {
   const from = state.picture.now_s - span;
-  const until = state.picture.now_s - (state.isLive ? 2 : 0);
+  const until = state.picture.now_s - (state.isLive ? 3 : 0);
   const minutes = span > 3600;
   const counts = minutes ? series.minute_counts : [...series.counts.values()];
   const level = minutes ? series.minute_levels : series.levels;
