@@ -65,7 +65,7 @@ class Served(NamedTuple):
 def start(folder: Path, *options: str) -> Served:
     """Serve the digits with a page at a free port."""
     stages = [{"name": "read", "model": str(MODEL), "profile": PROFILE}]
-    app = {"name": "digits", "slo_ms": 100, "stages": stages, "shadow": ["static", {"name": "nonsense", "a": 1}]}
+    app = {"name": "digits", "slo_ms": 100, "stages": stages, "shadow": ["static", {"name": "static", "cores": 64}]}
     (folder / "app.yaml").write_text(json.dumps(app))
     command = [sys.executable, "-m", "sloop", "serve", "app.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
     with (folder / "stderr").open("wb") as stderr:
@@ -210,8 +210,8 @@ def test_shadows_say_what_they_would_have_now_and_why_they_have_ended(served: Se
     row.wait_for(timeout=60_000)
     assert row.inner_text().split("\t")[:1] == ["static"]
     assert "1 × read on" in row.inner_text()
-    ended = tab.page.locator("[aria-label=shadows] tr", has_text="nonsense (a 1)")
-    ended.get_by_text("unknown system").wait_for(timeout=60_000)
+    ended = tab.page.locator("[aria-label=shadows] tr", has_text="static (cores 64)")
+    ended.get_by_text("ended:").wait_for(timeout=60_000)
 
 
 def test_a_decision_says_what_was_and_why(served: Served, tab: Tab) -> None:

@@ -22,6 +22,7 @@ from sloop.runlog.segments import segment_path
 from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems.replay import beginning_of, header_of
+from sloop.systems.setup import set_up
 from sloop.vocabulary import Request
 
 SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
@@ -86,5 +87,7 @@ def test_shadows_are_declared_by_an_application_or_a_deployment() -> None:
     assert [(choice.name, choice.parameters) for choice in shadows] == [("static", {}), ("hpa", {"target": 0.5})]
     several = {"name": "all", "applications": [{**one, "shadow": "static"}], "shadow": ["hpa"]}
     assert [choice.name for choice in load_deployment(several).shadows] == ["hpa", "static"]
+    with pytest.raises(InputError, match="unknown system 'nonsense'"):
+        set_up(load_deployment({**one, "shadow": ["static", "nonsense"]}))
     with pytest.raises(InputError, match="at most 4 systems"):
         load_deployment({**one, "shadow": list("abcde")})

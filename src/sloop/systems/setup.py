@@ -109,12 +109,15 @@ class Setup:
 def set_up(declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:
     """The setup of a deployment, or of one application, with the declared system, or with `choice`.
 
-    InputError for a variant without a profile, for a system that cannot plan for an application and, with `must_fit`,
-    for a plan with a replica that fits on no node. `sloop plan` sets `must_fit=False`, to explain what is missing.
+    InputError for a variant without a profile, for a mistake in a shadow system, for a system that cannot plan for an
+    application and, with `must_fit`, for a plan with a replica that fits on no node. `sloop plan` sets
+    `must_fit=False`, to explain what is missing.
     """
     deployment = declared if isinstance(declared, Deployment) else Deployment.of(declared)
     if choice is not None:
         deployment = deployment.under(choice)
+    for shadow in deployment.shadows:
+        build_system(shadow.name, shadow.declared)
     setup = Setup(deployment, tuple(map(_set_up, deployment.applications)))
     _rehearse(setup, must_fit=must_fit)
     return setup
