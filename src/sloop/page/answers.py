@@ -1,6 +1,6 @@
 """Answers a question about a run in a process of its own: the story of a request, a plan, what another system had done.
 
-    python -m sloop.page.answers < QUESTION
+    python -m sloop.page.answers PARENT < QUESTION
 
 Each may take seconds of a core and may run the code of a user's system. So the process has the lowest priority and
 bounds on time and memory, and whatever happens to it, the page goes on. A question and its answer are JSON.
@@ -9,24 +9,26 @@ bounds on time and memory, and whatever happens to it, the page goes on. A quest
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from sloop.app.application import SystemChoice
+from sloop.app.application import Deployment, SystemChoice
 from sloop.errors import InputError, SloopError
 from sloop.page.questions import ANSWER_BYTES_MAX, ANSWER_CPU_S_MAX, Asked, AskPlan, AskRequest, AskWhatIf
 from sloop.report.explain import state_of
 from sloop.report.explain.request import explain_request, request_named
 from sloop.runlog import Record, RecordedLog, read_log
 from sloop.runlog.segments import LogSegment, opened, segments_in
+from sloop.serve.processes import begin, own_stdout
 from sloop.sim.scenarios import run_systems
 from sloop.sim.traffic import recorded_traffic
 from sloop.systems.planning import explain_plan
 from sloop.systems.replay import rebuild
 from sloop.systems.setup import set_up
+from sloop.systems.system import is_system_file
 from sloop.vocabulary import Request
 
 SYSTEMS_MAX: Final = 8
@@ -44,7 +46,8 @@ def answer(asked: Asked) -> dict[str, Any]:
         case AskPlan(rates_rps, system, arrivals):
             setup = rebuild(_newest(log).header)
             if system:
-                setup = set_up(setup.deployment, SystemChoice(system), must_fit=False)
+                choice = served_or_known(SystemChoice(system), setup.deployment)
+                setup = set_up(setup.deployment, choice, must_fit=False)
             report: dict[str, Any] = _plain(explain_plan(setup, rates_rps, arrivals))
             return report
         case AskWhatIf(last_s, systems):
@@ -57,7 +60,8 @@ def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> di
     if len(systems) > SYSTEMS_MAX:
         raise InputError(f"{len(systems)} systems are more than {SYSTEMS_MAX}", help="ask for fewer at once")
     traffic = recorded_traffic(log, last_s)
-    choices = [*traffic.scenario.systems, *map(choice_of, systems)]
+    asked = [served_or_known(choice_of(system), traffic.scenario.deployment) for system in systems]
+    choices = [*traffic.scenario.systems, *asked]
     runs: list[dict[str, Any]] = []
     for choice in choices:
         try:
@@ -77,6 +81,16 @@ def choice_of(system: str | Mapping[str, Any]) -> SystemChoice:
         return SystemChoice(system)
     parameters = {key: value for key, value in system.items() if key != "name"}
     return SystemChoice(str(system.get("name", "")), parameters, path="system")
+
+
+def served_or_known(choice: SystemChoice, deployment: Deployment) -> SystemChoice:
+    """The choice, if it is a system that is installed, or a file that the deployment itself names. InputError for
+    another file: whoever may look at the page may not run code of his own as the server's user."""
+    served = {deployment.system.name, *(application.system.name for application in deployment.applications)}
+    if is_system_file(choice.name) and choice.name not in served:
+        help = "ask on the server's machine: sloop plan --system FILE, or sloop simulate LOG --system FILE"
+        raise InputError(f"{choice.name} is a file, and the page runs none but those that the server runs", help=help)
+    return choice
 
 
 def story(log: Path, name: str) -> dict[str, Any]:
@@ -125,8 +139,11 @@ def _plain(value: object) -> Any:  # noqa: ANN401  # what JSON can hold
     return msgspec.to_builtins(value)
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Read a question and write its answer."""
+    (parent,) = arguments
+    begin(int(parent), ())
+    stdout = own_stdout()
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_CPU, (ANSWER_CPU_S_MAX, ANSWER_CPU_S_MAX))
     resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
@@ -137,8 +154,9 @@ def main() -> None:
         found = {"error": error.what, "help": error.help}
     except MemoryError:
         found = {"error": "this needs too much memory here", "help": "ask for a shorter time"}
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    with stdout:
+        stdout.write(msgspec.json.encode(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -246,7 +246,7 @@ class ServerPage:
 
     async def _ask_process(self, asked: Asked) -> bytes:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "sloop.page.answers"),
+            *(sys.executable, "-P", "-m", "sloop.page.answers", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

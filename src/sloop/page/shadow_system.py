@@ -29,7 +29,7 @@ from sloop.runlog import Record, read_log
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.follow import LogFollower
 from sloop.runlog.segments import segments_in
-from sloop.serve.processes import begin
+from sloop.serve.processes import begin, own_stdout
 from sloop.sim.engine import play
 from sloop.sim.world import World
 from sloop.systems.replay import header_of, rebuild
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     begin(int(parent), ())
     os.nice(NICE)
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=ShadowSystemSetup)
-    said = sys.stdout.buffer
+    said = own_stdout()
 
     def write(line: bytes) -> None:
         said.write(line)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sloop.profile.threads import before_cores_are_known
 from sloop.serve.stderr import pipe_of_child
@@ -95,6 +95,13 @@ def begin(parent: int, fds: Sequence[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.set_inheritable(fd, False)
+
+
+def own_stdout() -> BinaryIO:
+    """The standard output for what this process answers; what libraries, models and systems print goes to stderr."""
+    stdout = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return stdout
 
 
 def fork() -> int:

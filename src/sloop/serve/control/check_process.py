@@ -27,7 +27,7 @@ from sloop.serve.control.memory import rejoined
 from sloop.serve.control.servables import Models, models_of, runs_alone
 from sloop.serve.control.versions import rows_of, served_version, threads_of, version_of
 from sloop.serve.driver import ServedVersion
-from sloop.serve.processes import begin, kill, spawn
+from sloop.serve.processes import begin, kill, own_stdout, spawn
 from sloop.serve.protocols import Servable
 from sloop.systems.setup import (
     application_in,
@@ -133,8 +133,7 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point of the process: reads a `CheckOrder` from stdin, and writes the answer to stdout."""
     begin(int(arguments[0]), ())
     os.nice(NICE)
-    with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # what libraries print
+    with own_stdout() as out:
         try:
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
             found: AcceptedVersion | RefusedVersion = check_version(order)
