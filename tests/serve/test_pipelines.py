@@ -411,7 +411,7 @@ def check_no_blocks(backend: LiveNode, *replicas: ReplicaId) -> None:
     """What workers have written for each other is free; answers were small."""
     processes = [backend.workers[replica].process for replica in replicas]
     arenas = [process.arena for process in processes if process is not None]
-    assert [arena.blocks for arena in arenas if arena is not None] == [0] * len(replicas)
+    assert [arena.blocks for arena in arenas] == [0] * len(replicas)
 
 
 def lost(ear: Ear) -> list[object]:

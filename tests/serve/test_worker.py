@@ -1,5 +1,6 @@
 """The worker inside the test's own process, on one end of a socket pair; test_local_backend.py has it as a process."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -59,10 +60,11 @@ class Server:
         self.error: BaseException | None = None
 
         def work() -> None:
-            with theirs:
+            own = Arenas()
+            with theirs, contextlib.closing(own):
                 try:
-                    own = Arena(arena.number, arena.fd) if arena else None
-                    ModelWorker(ProcessChannel(theirs), own).serve()
+                    held = arena or own.make(1 << 20, lambda _: None)
+                    ModelWorker(ProcessChannel(theirs), Arena(held.number, held.fd)).serve()
                 except Exception as error:
                     self.error = error
 
@@ -547,10 +549,12 @@ def test_an_orphan_does_not_start() -> None:
 
 
 def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
-    ours, theirs = socket_pair()
-    arguments = [str(theirs.fileno()), str(os.getpid()), "0", "-1"]
-    command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
-    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+    (ours, theirs), arenas = socket_pair(), Arenas()
+    held = arenas.make(1 << 20, lambda _: None)
+    command = [sys.executable, "-m", "sloop.serve.worker"]
+    command += map(str, (theirs.fileno(), os.getpid(), held.number, held.fd))
+    inherited = [theirs.fileno(), held.fd]
+    with ours, theirs, subprocess.Popen(command, pass_fds=inherited, stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = ProcessChannel(ours)
         channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True, str(mlp), prepared=4))])
@@ -559,3 +563,4 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
         channel.send(FrameKind.STOP)
         assert process.stderr is not None
         assert (process.wait(10), process.stderr.read()) == (0, b"")
+    arenas.close()

@@ -246,7 +246,7 @@ class ModelWorker:
     def __init__(
         self,
         channel: ProcessChannel,
-        arena: Arena | None = None,
+        arena: Arena,
         *,
         is_spare: bool = False,
         taken: WorkerMemory | None = None,
@@ -478,7 +478,7 @@ class ModelWorker:
 
     def _free(self, blocks: Sequence[Address]) -> None:
         for block in blocks:
-            if self._arena is None or block.arena != self._arena.number:
+            if block.arena != self._arena.number:
                 raise ProtocolError(f"{block} is not in the arena of this worker")
             self._arena.free(block)
 
@@ -602,7 +602,7 @@ class ModelWorker:
 
     def _discard(self, blocks: Sequence[Block | None]) -> None:
         for block in blocks:
-            if isinstance(block, Address) and self._arena is not None:
+            if isinstance(block, Address):
                 self._arena.free(block)
 
     def _reply(self, kind: FrameKind, frame: Frame, payload: bytes) -> None:
@@ -727,7 +727,7 @@ def main(arguments: Sequence[str], *, is_spare: bool = False) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     fd, parent, number, memory = map(int, arguments)
     begin(parent, (fd, memory))
-    arena = Arena(number, memory) if memory >= 0 else None
+    arena = Arena(number, memory)
     try:
         with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
             ModelWorker(ProcessChannel(sock), arena, is_spare=is_spare, taken=WorkerMemory(is_bound=True)).serve()

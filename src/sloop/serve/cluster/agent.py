@@ -367,7 +367,7 @@ class AgentSession:
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
         self._arenas = Arenas(self._own)
         held = self._arenas.make(ARENA_BYTES, lambda _: None)
-        self._arena = Arena(held.number, held.fd) if held is not None else None
+        self._arena = Arena(held.number, held.fd)
         """For copies of blocks of other machines."""
         self._beside = RelayedArenas(self._own)
         """The arenas of the deciding process, if it is on this machine."""
@@ -590,7 +590,7 @@ class AgentSession:
         try:
             fetches = []
             for block in foreign:
-                copies[block], memory = self._allocated(block.size)
+                copies[block], memory = self._arena.allocate(block.size)
                 fetches.append(self._blocks.fetch(block, memory))
             results = await asyncio.gather(*fetches, return_exceptions=True)
             lost = next((each for each in results if isinstance(each, BaseException)), None)
@@ -612,11 +612,6 @@ class AgentSession:
         feed.copies = list(copies.values())
         self._run_on(record, {**here, **copies})
 
-    def _allocated(self, size: int) -> tuple[Address, memoryview]:
-        if self._arena is None:
-            raise ArenaFull("this process has no arena: the operating system has refused it")
-        return self._arena.allocate(size)
-
     def _end_batch(self, feed: _Feed) -> bool:
         """The batch of a worker has ended. Returns whether somebody waits for it."""
         fetching, feed.fetching = feed.fetching, None
@@ -629,7 +624,6 @@ class AgentSession:
 
     def _free_copies(self, copies: Iterable[Address]) -> None:
         for copy in copies:
-            assert self._arena is not None
             self._arena.free(copy)
 
     def _give_up(self, number: WorkerId, feed: _Feed, batch: BatchId) -> None:

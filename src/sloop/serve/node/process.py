@@ -17,7 +17,7 @@ from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.transport import CLOSED, Frame, FrameKind, ProcessLink, ProtocolError, socket_pair
-from sloop.shared_memory import Address, Arenas, HeldArena
+from sloop.shared_memory import Address, Arenas
 
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
@@ -32,7 +32,7 @@ class WorkerProcess:
     def __init__(self, processes: "WorkerProcesses", sock: socket.socket) -> None:
         self._processes = processes
         self.popen: subprocess.Popen[bytes] | None = None
-        self.arena: HeldArena | None = None
+        self.arena: Final = processes.arenas.make(ARENA_BYTES, self.free)
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_end: Callable[[str], None] = lambda why: None
         self.is_over = False
@@ -59,7 +59,7 @@ class WorkerProcess:
 
     def hold(self, block: Address) -> None:
         """It has written a block. ProtocolError if that is not in its arena."""
-        if self.arena is None or block.arena != self.arena.number:
+        if block.arena != self.arena.number:
             raise ProtocolError(f"{block} is not in the arena of this worker")
         self._processes.arenas.hold(block)
 
@@ -92,8 +92,7 @@ class WorkerProcess:
             return
         if self.popen is not None:
             self._processes.actuator.release(self.pid)
-        if self.arena is not None:
-            self._processes.arenas.abandon(self.arena)
+        self._processes.arenas.abandon(self.arena)
         self._processes.forget(self)
         then()
 
@@ -120,21 +119,18 @@ class WorkerProcesses:
     def connect(self) -> tuple[WorkerProcess, socket.socket]:
         """What a process that is to start shares with this one, and its end of the socket."""
         ours, theirs = socket_pair()
-        made = WorkerProcess(self, ours)
-        self._alive.add(made)
         try:
-            made.arena = self.arenas.make(ARENA_BYTES, made.free)
+            made = WorkerProcess(self, ours)
         except BaseException:
+            ours.close()
             theirs.close()
-            made.end("", lambda: None)
             raise
+        self._alive.add(made)
         return made, theirs
 
     def inherited(self, process: WorkerProcess, theirs: socket.socket) -> tuple[tuple[int, ...], list[int]]:
         """The arguments of a worker process, and the file descriptors that it inherits."""
         fd, arena = theirs.fileno(), process.arena
-        if arena is None:
-            return (fd, os.getpid(), 0, -1), [fd]
         return (fd, os.getpid(), arena.number, arena.fd), [fd, arena.fd]
 
     def environment(self, device: CudaDevice | None = None) -> Mapping[str, str]:
