@@ -68,7 +68,7 @@ def sites(spec: ReplicaSpec, belief: Belief, nodes: Iterable[NodeView]) -> list[
     """
     slot = spec.slot
     wanted = round(slot.cores * MILLI)
-    found: list[Site] = []
+    places: list[Site] = []
     for view in nodes:
         node = view.node
         if (
@@ -80,10 +80,10 @@ def sites(spec: ReplicaSpec, belief: Belief, nodes: Iterable[NodeView]) -> list[
         ):
             continue
         if slot.accelerator:
-            found += [Site(view, device) for device in _devices(spec, belief, view)]
+            places += [Site(view, device) for device in _devices(spec, belief, view)]
         else:
-            found.append(Site(view))
-    return found
+            places.append(Site(view))
+    return places
 
 
 def _devices(spec: ReplicaSpec, belief: Belief, view: NodeView) -> Iterator[DeviceView]:
@@ -217,7 +217,7 @@ class Ledger:
     def add(self, node: Node, state: NodeState) -> None:
         """Add a node, or replace what is known of it: its capacities may have changed. Its workers keep what they have
         reserved, so less than nothing may be free."""
-        devices = {each.name: _FreeDevice(MICRO, each.memory_bytes, each.clients_max) for each in node.devices}
+        devices = {device.name: _FreeDevice(MICRO, device.memory_bytes, device.clients_max) for device in node.devices}
         self.nodes[node.name] = node
         self.states[node.name] = state
         left_bytes = node.memory_bytes - self._held.get(node.name, 0)
@@ -347,9 +347,9 @@ class Ledger:
             views = [self.view(spec.node)] if spec.node in self.nodes else []
         for view in views:
             if view.state is NodeState.RELEASED and (
-                found := sites(spec, belief, [replace(view, state=NodeState.READY)])
+                there := sites(spec, belief, [replace(view, state=NodeState.READY)])
             ):
-                return found
+                return there
         return []
 
     def firsts(self) -> list[NodeView]:
@@ -443,7 +443,7 @@ def equal_nodes(nodes: Iterable[NodeView]) -> dict[tuple[object, ...], list[Node
 
 def could_hold(node: Node, spec: ReplicaSpec, belief: Belief) -> bool:
     """Whether a replica of `spec` fits on the empty node, if that is where it may run."""
-    devices = tuple(each for each in node.devices if spec.device in (None, each.name))
+    devices = tuple(device for device in node.devices if spec.device in (None, device.name))
     return (
         spec.node in (None, node.name) and replicas_max(structs.replace(node, devices=devices), spec.slot, belief) > 0
     )
@@ -454,7 +454,7 @@ def why_unfit(spec: ReplicaSpec, node: Node) -> str:
     if it can."""
     if spec.node != node.name or spec.slot.hardware not in ("", node.hardware):
         return f"{node.name} is of hardware {node.hardware!r}, not {spec.slot.hardware!r}"
-    kinds = {each.name: each.kind for each in node.devices}
+    kinds = {device.name: device.kind for device in node.devices}
     if spec.slot.accelerator != (kinds.get(spec.device, "?") if spec.device is not None else ""):
         return f"{node.name} has no device {spec.device!r} of kind {spec.slot.accelerator!r}"
     return ""

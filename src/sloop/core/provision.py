@@ -118,7 +118,7 @@ def _carry_out(
     if answer.why and (begun or sent):
         out.append(Decided("provision", answer.why, stage.name, application=stage.application.key))
     if state.weights.by_node:
-        nodes = [*(name for order in sent for name in order.receivers), *(each.node for each in begun)]
+        nodes = [*(name for order in sent for name in order.receivers), *(replica.node for replica in begun)]
         out += state.weights.make_room(dict.fromkeys(nodes))
     out += sent
     spec = given.spec
@@ -235,15 +235,15 @@ def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[Bel
     """How long one more replica of each variant would take on each kind of hardware, as large as the one that was
     started last; empty if the provision policy does not predict it, and without those that have no room."""
     policy = stage.application.parts.policies.provision
-    found: dict[BeliefKey, int] = {}
+    starts_ns: dict[BeliefKey, int] = {}
     cores = {(each.spec.variant, each.spec.slot.hardware): each.spec.cores for each in stage.pool.replicas.values()}
     for key, belief in stage.beliefs.items():
         spec = ReplicaSpec(stage.name, key[0], belief.slot(cores.get(key, 1.0)))
         given = _input(now_ns, state, stage, spec, 1)
         start_s = policy.expected_s(now_ns, given) if given.sites else None
         if start_s is not None:
-            found[key] = s(start_s)
-    return found
+            starts_ns[key] = s(start_s)
+    return starts_ns
 
 
 def first_weights_bytes(policy: Provision, costs: StartCosts) -> int:

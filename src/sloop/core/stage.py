@@ -150,8 +150,8 @@ class StageState:
 
     def start_costs(self, spec: ReplicaSpec) -> StartCosts:
         """What a start consists of; weights of its own without a size if nobody has said."""
-        found = self.application.parts.starts.get((self.name, spec.variant, spec.slot.hardware))
-        return found or StartCosts(ModelWeights(f"{self.name}/{spec.variant}", 0))
+        costs = self.application.parts.starts.get((self.name, spec.variant, spec.slot.hardware))
+        return costs or StartCosts(ModelWeights(f"{self.name}/{spec.variant}", 0))
 
     def refresh(self) -> None:
         """Recompute the estimates from the beliefs. Called when replicas change and at every control tick."""
@@ -189,7 +189,7 @@ class StageState:
         if Life.READY in lives:
             return None
         name, starting = declared_name(self.name), lives.count(Life.STARTING)
-        begun = [each.since_ns for each in self.pool.replicas.values() if each.life is Life.STARTING]
+        begun = [replica.since_ns for replica in self.pool.replicas.values() if replica.life is Life.STARTING]
         waited_ns, usual_ns = now_ns - min(begun, default=now_ns), self.times.startup_ns
         if not self.backoff.losses and not self.start_backoff.charged:
             why, is_late = f"no replica of stage {name!r} is ready ({starting} starting", False

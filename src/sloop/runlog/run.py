@@ -166,9 +166,9 @@ class RunState:
             replica.batches += 1
             replica.group.sizes[len(record.requests)] += 1
             if self._only is not None:
-                found, add = self.open.get, self._only.waits_ns.append
+                open_request, add = self.open.get, self._only.waits_ns.append
                 for id in record.requests:
-                    request = found(id)
+                    request = open_request(id)
                     if request is not None:
                         add(now_ns - request.since_ns)
             else:

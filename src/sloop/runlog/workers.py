@@ -126,9 +126,9 @@ class WorkerAccount:
                 self._serve(now_ns, replica)
                 return
             pipeline = self.pipelines.open[replica.pipeline] if replica.pipeline is not None else {}
-            if len(pipeline) == len(replica.spec.shape) and all(each.has_started for each in pipeline.values()):
-                for each in pipeline.values():
-                    self._serve(now_ns, each)
+            if len(pipeline) == len(replica.spec.shape) and all(member.has_started for member in pipeline.values()):
+                for member in pipeline.values():
+                    self._serve(now_ns, member)
 
     def _serve(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica takes batches from now on."""
@@ -146,7 +146,7 @@ class WorkerAccount:
         if number is None:
             if replica.life is Life.STARTING:
                 self._serve(now_ns, replica)
-        elif all(each.part is None and each.life is not Life.STARTING for each in self.pipelines.open[number].values()):
+        elif all(part.part is None and part.life is not Life.STARTING for part in self.pipelines.open[number].values()):
             self._dissolve(number)
 
     def first_answer(self, now_ns: int, replica: ReplicaRecord) -> None:
@@ -158,9 +158,9 @@ class WorkerAccount:
 
     def _dissolve(self, number: WorkerId) -> None:
         self.pipelines.unanswered.pop(number, None)
-        for each in self.pipelines.open.pop(number).values():
-            each.pipeline = None
-            self._set_shape(each, ALONE)
+        for member in self.pipelines.open.pop(number).values():
+            member.pipeline = None
+            self._set_shape(member, ALONE)
 
     def break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
@@ -170,11 +170,11 @@ class WorkerAccount:
         members = list(self.pipelines.open[number].values())
         self._dissolve(number)
         self.pipelines.lost += replica.life is not Life.DRAINING
-        for each in members:
-            if each.part is None and each.life is Life.STARTING:
-                self._serve(now_ns, each)
-            elif each.part is not None and each.life is Life.READY:
-                each.life, each.since_ns = Life.STARTING, now_ns
+        for member in members:
+            if member.part is None and member.life is Life.STARTING:
+                self._serve(now_ns, member)
+            elif member.part is not None and member.life is Life.READY:
+                member.life, member.since_ns = Life.STARTING, now_ns
 
     def _order_resize(self, now_ns: int, order: actions.ResizeWorker) -> None:
         replica = self.replicas.get(order.worker)
