@@ -451,6 +451,7 @@ class AgentSession:
         """Use another connection: stop all workers that the deciding process does not keep, then report the kept
         ones."""
         self._connect(setup, send, blocks)
+        self.node.forget(self.node.stages)  # what the present one knows follows
         self._tell_spares()
         self._unadopted = {number: [] for number in self.node.workers}
         self._stopping = self._unadopted.keys() - setup.keep

@@ -30,37 +30,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from sloop import __version__
-from sloop.actions import (
-    AcquireNode,
-    AdoptWorker,
-    CancelTransfer,
-    Evict,
-    Order,
-    ReleaseNode,
-    ResizeWorker,
-    StartWorker,
-    StopWorker,
-    Transfer,
-)
+from sloop import __version__, actions, events
 from sloop.errors import MachineError
-from sloop.events import (
-    BatchLost,
-    BatchSilent,
-    Finished,
-    KeptWorker,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
 from sloop.profile.onnx_cut import data_file
 from sloop.serve.blocks import FarBlocks
 from sloop.serve.cluster.agent import (
@@ -193,7 +164,7 @@ class _ConnectedAgent:
         """Its blocks that are in use."""
         self.keep: tuple[WorkerId, ...] = ()
         """The workers that it was told to keep."""
-        self.kept: dict[WorkerId, KeptWorker] = {}
+        self.kept: dict[WorkerId, events.KeptWorker] = {}
         """Those that it has kept, until they are adopted."""
         self.spares = SpareProcesses()
         """Its workers that wait for a model."""
@@ -210,7 +181,7 @@ class _ConnectedAgent:
 class _PlacedWorker(Struct):
     """A worker, and where it is."""
 
-    order: StartWorker
+    order: actions.StartWorker
     agent: _ConnectedAgent
     batch: BatchId | None = None
     """The batch that it runs, with its visits and its begin (`time.monotonic_ns`)."""
@@ -350,15 +321,15 @@ class AgentBackend(KnownStages):
             SparesReport: self._on_spares,
         }
         self._orders: dict[type, Callable[[Any], None]] = {
-            StartWorker: self._start,
-            StopWorker: self._stop,
-            ResizeWorker: self._resize,
-            AdoptWorker: self._adopt,
-            Transfer: self._transfer,
-            CancelTransfer: self._cancel_transfer,
-            Evict: self._evict,
-            AcquireNode: self._acquire,
-            ReleaseNode: self._release,
+            actions.StartWorker: self._start,
+            actions.StopWorker: self._stop,
+            actions.ResizeWorker: self._resize,
+            actions.AdoptWorker: self._adopt,
+            actions.Transfer: self._transfer,
+            actions.CancelTransfer: self._cancel_transfer,
+            actions.Evict: self._evict,
+            actions.AcquireNode: self._acquire,
+            actions.ReleaseNode: self._release,
         }
 
     @property
@@ -406,9 +377,9 @@ class AgentBackend(KnownStages):
             agent = self._agents.get(name)
             if agent is not None and agent.has_joined:
                 if agent.kept or self._weights_on(agent):
-                    self._report(NodeReady(node, tuple(agent.kept.values()), self._weights_on(agent)))
+                    self._report(events.NodeReady(node, tuple(agent.kept.values()), self._weights_on(agent)))
             elif not node.on_demand:
-                self._report(NodeLost(name, "its agent has not connected"))
+                self._report(events.NodeLost(name, "its agent has not connected"))
         self._remember()
 
     def _has_joined(self, name: str) -> bool:
@@ -471,20 +442,20 @@ class AgentBackend(KnownStages):
         wanted = [self._nodes[name] for name in self._nodes if name in self._wanted]
         self._provider.want(wanted, self._join_at, self._memory.token)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: actions.Order) -> None:
         act: Callable[[Any], None] = self._orders[type(order)]
         act(order)
 
-    def _acquire(self, order: AcquireNode) -> None:
+    def _acquire(self, order: actions.AcquireNode) -> None:
         node = order.node
         self._wanted.add(node)
         self._want()
         if self._has_joined(node):  # an earlier server has acquired it
-            self._report(NodeReady(self._nodes[node], (), self._weights_on(self._agents[node])))
+            self._report(events.NodeReady(self._nodes[node], (), self._weights_on(self._agents[node])))
         else:
             self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node)
 
-    def _release(self, order: ReleaseNode) -> None:
+    def _release(self, order: actions.ReleaseNode) -> None:
         node = order.node
         self._cancel_acquiring(node)
         agent = self._agents.get(node)
@@ -493,11 +464,11 @@ class AgentBackend(KnownStages):
             self._forget_agent(agent)
         self._wanted.discard(node)
         self._want()
-        self._report(NodeReleased(node))
+        self._report(events.NodeReleased(node))
 
     def _fail_acquiring(self, node: str) -> None:
         del self._acquiring[node]
-        self._report(NodeLost(node, "it did not come"))
+        self._report(events.NodeLost(node, "it did not come"))
 
     def _cancel_acquiring(self, node: str) -> None:
         timer = self._acquiring.pop(node, None)
@@ -506,12 +477,12 @@ class AgentBackend(KnownStages):
 
     # Replicas
 
-    def _transfer(self, order: Transfer) -> None:
+    def _transfer(self, order: actions.Transfer) -> None:
         servable = self._sent_by(order)
         sources = [] if servable is None else sources_of(servable, order.weights.layers)
         if servable is None or not sources:
             for name in order.receivers:
-                self._report(TransferFailed(order.transfer, name, f"{order.weights.name} comes from no store"))
+                self._report(events.TransferFailed(order.transfer, name, f"{order.weights.name} comes from no store"))
             return
         source = self._agents.get(order.source) if order.source != STORE else None
         before = [] if source is None else [source.hello.endpoint]
@@ -529,7 +500,7 @@ class AgentBackend(KnownStages):
             if agent not in chain:
                 chain.append(agent)
 
-    def _sent_by(self, order: Transfer) -> Servable | None:
+    def _sent_by(self, order: actions.Transfer) -> Servable | None:
         """The model whose weights a transfer brings; None if it is not known. A new version of an application may have
         another model of the same name: the parts to be completed say which one it is, otherwise it is the newest."""
         completed = [self._workers[replica] for replica in order.completes if replica in self._workers]
@@ -550,14 +521,14 @@ class AgentBackend(KnownStages):
                     found.setdefault(source, []).append(placed.agent.hello.endpoint)
         return found
 
-    def _cancel_transfer(self, order: CancelTransfer) -> None:
+    def _cancel_transfer(self, order: actions.CancelTransfer) -> None:
         agent = self._agents.get(order.node)
         if agent is not None and order.transfer in agent.receiving:
             agent.receiving.discard(order.transfer)
             agent.given_up.add(order.transfer)
             agent.records.send(NodeOrder(order))
 
-    def _evict(self, order: Evict) -> None:
+    def _evict(self, order: actions.Evict) -> None:
         agent = self._agents.get(order.node)
         if agent is not None:
             agent.records.send(NodeOrder(order))
@@ -572,7 +543,7 @@ class AgentBackend(KnownStages):
                 found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
-    def _start(self, order: StartWorker) -> None:
+    def _start(self, order: actions.StartWorker) -> None:
         if order.replica is not None:
             body = self._workers.get(order.replica)
             if body is not None:  # else its loss, which has been reported, is that of its shadow
@@ -585,34 +556,34 @@ class AgentBackend(KnownStages):
             try:
                 check_part(order, len(blocks_of(self.servable(spec.stage, spec.variant), spec).blocks))
             except MachineError as error:
-                self._report(WorkerLost(replica, str(error)))
+                self._report(events.WorkerLost(replica, str(error)))
                 return
             pipeline = joined(self._pipelines, order, self)
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
             if pipeline is not None:
                 pipeline.lose(order.place)
-            self._report(WorkerLost(replica, f"node {spec.node} is not connected"))
+            self._report(events.WorkerLost(replica, f"node {spec.node} is not connected"))
             return
         self._workers[replica] = placed = _PlacedWorker(order, agent, pipeline=pipeline)
         agent.records.send(NodeOrder(order, self._peers_of(placed)))
 
-    def _adopt(self, order: AdoptWorker) -> None:
+    def _adopt(self, order: actions.AdoptWorker) -> None:
         agent = self._agents.get(order.spec.node or "")
         if agent is None or agent.kept.pop(order.worker, None) is None:
-            self._report(WorkerLost(order.worker, f"node {order.spec.node} is not connected any more"))
+            self._report(events.WorkerLost(order.worker, f"node {order.spec.node} is not connected any more"))
             return
-        self._workers[order.worker] = _PlacedWorker(StartWorker(order.worker, order.spec), agent)
+        self._workers[order.worker] = _PlacedWorker(actions.StartWorker(order.worker, order.spec), agent)
         agent.records.send(NodeOrder(order))
 
-    def _stop(self, order: StopWorker) -> None:
+    def _stop(self, order: actions.StopWorker) -> None:
         placed = self._workers.get(order.worker)
         if placed is not None:
             placed.agent.records.send(NodeOrder(order))
         else:
-            self._report(WorkerStopped(order.worker))
+            self._report(events.WorkerStopped(order.worker))
 
-    def _resize(self, order: ResizeWorker) -> None:
+    def _resize(self, order: actions.ResizeWorker) -> None:
         placed = self._workers.get(order.worker)
         if placed is not None:  # else its loss has been reported
             placed.agent.records.send(NodeOrder(order))
@@ -708,7 +679,7 @@ class AgentBackend(KnownStages):
         placed = self._workers.get(replica)
         if placed is not None and placed.batch == batch:
             placed.batch = None
-            self._report(BatchLost(batch, replica, why))
+            self._report(events.BatchLost(batch, replica, why))
 
     # Agents
 
@@ -790,7 +761,7 @@ class AgentBackend(KnownStages):
         _log.info("the agent of %s has connected: %g cores%s", name, agent.hello.cores, kept)
         self._remember()
         if self._has_begun:
-            self._report(NodeReady(self._nodes[name], tuple(agent.kept.values()), self._weights_on(agent)))
+            self._report(events.NodeReady(self._nodes[name], tuple(agent.kept.values()), self._weights_on(agent)))
 
     def _objection(self, hello: AgentHello, node: Node | None) -> str:
         """Why an agent cannot serve; empty if it can."""
@@ -818,11 +789,11 @@ class AgentBackend(KnownStages):
         self._forget_agent(agent)
         if is_known:
             _log.warning("node %s is lost: %s", name, why)
-            self._report(NodeLost(name, why))
+            self._report(events.NodeLost(name, why))
         for replica, placed in list(self._workers.items()):
             if placed.agent is agent and placed.order.replica is None:  # the end of a shadow is that of its replica
                 self._remove(replica, has_node=False)
-                self._report(WorkerLost(replica, f"node {name} is lost: {why}"))
+                self._report(events.WorkerLost(replica, f"node {name} is lost: {why}"))
 
     def _forget_agent(self, agent: _ConnectedAgent) -> None:
         if agent.timer is not None:
@@ -875,44 +846,44 @@ class AgentBackend(KnownStages):
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event
-        if isinstance(event, Transferred | TransferFailed):
+        if isinstance(event, events.Transferred | events.TransferFailed):
             self._on_transfer(agent, event)
             return
-        id = event.replica if isinstance(event, BatchSilent) else event.worker
+        id = event.replica if isinstance(event, events.BatchSilent) else event.worker
         placed = self._workers.get(id)
         if placed is None:
             return  # it was ordered to stop when it had ended already
         if placed.agent is not agent:
             raise ProtocolError(f"worker {id} is not on this node")
-        if isinstance(event, WorkerLost):
+        if isinstance(event, events.WorkerLost):
             self._remove(event.worker)
-            event = WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
-        elif isinstance(event, WorkerStopped):
+            event = events.WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
+        elif isinstance(event, events.WorkerStopped):
             self._remove(event.worker)
             if placed.unreached:
-                event = WorkerLost(event.worker, placed.unreached)
+                event = events.WorkerLost(event.worker, placed.unreached)
         else:
             self._on_changed(agent, placed, event)
         self._report(event)
-        if isinstance(event, WorkerReady) and placed.pipeline is not None:
+        if isinstance(event, events.WorkerReady) and placed.pipeline is not None:
             placed.pipeline.on_part_ready(placed.order.place)
 
     def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedWorker, event: WorkerReport) -> None:
         """A worker that has not ended is another than before."""
-        if placed.order.replica is not None and not isinstance(event, WorkerReady):
+        if placed.order.replica is not None and not isinstance(event, events.WorkerReady):
             raise ProtocolError(f"a shadow reports {type(event).__name__}")
-        if isinstance(event, WorkerProgressed) and event.step not in STEPS:
+        if isinstance(event, events.WorkerProgressed) and event.step not in STEPS:
             raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
-        if isinstance(event, WorkerCompleted):
+        if isinstance(event, events.WorkerCompleted):
             if placed.pipeline is None:
                 raise ProtocolError(f"replica {event.worker} is no part of a model, and completes it")
             placed.pipeline.on_completed(placed.order.place)
-        elif isinstance(event, WorkerResized):
+        elif isinstance(event, events.WorkerResized):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
                 raise ProtocolError(f"replica {event.worker} has {event.cores:g} cores on a node of {most}")
 
-    def _on_transfer(self, agent: _ConnectedAgent, event: Transferred | TransferFailed) -> None:
+    def _on_transfer(self, agent: _ConnectedAgent, event: events.Transferred | events.TransferFailed) -> None:
         """What has become of a transfer."""
         if event.transfer in agent.given_up:
             agent.given_up.discard(event.transfer)  # its report crossed the order
@@ -920,9 +891,9 @@ class AgentBackend(KnownStages):
         if event.transfer not in agent.receiving or event.node != agent.hello.name:
             raise ProtocolError(f"transfer {event.transfer} was not ordered to this node, or has ended")
         agent.receiving.discard(event.transfer)
-        if isinstance(event, TransferFailed):
+        if isinstance(event, events.TransferFailed):
             _log.warning("the weights of transfer %d do not come to %s: %s", event.transfer, event.node, event.error)
-            event = TransferFailed(event.transfer, event.node, event.error[:TEXT_CHARS_MAX])
+            event = events.TransferFailed(event.transfer, event.node, event.error[:TEXT_CHARS_MAX])
         self._report(event)
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
@@ -948,7 +919,7 @@ class AgentBackend(KnownStages):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
         service_ns = min(took_ns or record.service_ns, time.monotonic_ns() - placed.began_ns)
-        event = Finished(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
+        event = events.Finished(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
             self._listener.on_finished(event, blocks, texts)
@@ -1020,7 +991,7 @@ class AgentBackend(KnownStages):
             placed.pipeline.answered(placed.order.place, record.batch, 0, is_done=False)
         else:
             placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
-            placed.agent.records.send(NodeOrder(StopWorker(record.replica, placed.unreached)))
+            placed.agent.records.send(NodeOrder(actions.StopWorker(record.replica, placed.unreached)))
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:

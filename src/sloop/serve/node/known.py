@@ -25,6 +25,11 @@ class KnownStages:
         self._threads_prepared = threads_prepared
         self.on_difference: OnDifference = lambda replica, stage, variant, why: None
 
+    @property
+    def stages(self) -> list[str]:
+        """Those that are known."""
+        return list(self._wirings)
+
     def servable(self, stage: str, variant: str) -> Servable | None:
         """The model of a variant; None if it is not known."""
         return self._servables.get((stage, variant))

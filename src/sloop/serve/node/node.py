@@ -44,35 +44,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from sloop.actions import (
-    AcquireNode,
-    AdoptWorker,
-    CancelTransfer,
-    Evict,
-    Order,
-    ReleaseNode,
-    ResizeWorker,
-    StartWorker,
-    StopWorker,
-    Transfer,
-)
+from sloop import actions, events
 from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
-from sloop.events import (
-    BatchLost,
-    BatchSilent,
-    Event,
-    Finished,
-    NodeReady,
-    NodeReleased,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
 from sloop.machine import capacity
 from sloop.profile.model import is_modelled
 from sloop.profile.profile import START_CORES_MIN
@@ -159,7 +133,7 @@ class _Section:
 class NodeWorker:
     """A worker of a node."""
 
-    def __init__(self, order: StartWorker, servable: Servable) -> None:
+    def __init__(self, order: actions.StartWorker, servable: Servable) -> None:
         self.number, self.order = order.worker, order
         self.servable = servable
         """Its model, as it is on this machine."""
@@ -210,7 +184,7 @@ class NodeWorker:
 class NodeShadow(NodeWorker):
     """A shadow of another worker, its body."""
 
-    def __init__(self, order: StartWorker, body: NodeWorker, wanted: Worker, cut: CutModel) -> None:
+    def __init__(self, order: actions.StartWorker, body: NodeWorker, wanted: Worker, cut: CutModel) -> None:
         super().__init__(order, body.servable)
         self.body, self.wanted, self.cut = body, wanted, cut
         self.address = b""
@@ -316,7 +290,7 @@ class LiveNode(KnownStages):
             if made != known:
                 self._nodes[node.name] = made
                 if not node.on_demand:
-                    self._report(NodeReady(made))
+                    self._report(events.NodeReady(made))
         for worker in [each for each in self.workers.values() if each.phase in SERVING]:
             if worker.pool_cores:
                 worker.pool_cores = self._pool_cores(worker)
@@ -324,35 +298,35 @@ class LiveNode(KnownStages):
             elif worker.cores >= cores:
                 self._actuate(worker, worker.cores)  # all cores may be written in another way than a part of them
 
-    def order(self, order: Order, peers: Peers = MappingProxyType({})) -> None:
+    def order(self, order: actions.Order, peers: Peers = MappingProxyType({})) -> None:
         """See `Backend`. All nodes are this machine, so they are there at once; `peers` are for `NodeModels`."""
         match order:
-            case StartWorker():
+            case actions.StartWorker():
                 self._start(order, peers)
-            case StopWorker():
+            case actions.StopWorker():
                 self._stop(order.worker)
-            case ResizeWorker():
+            case actions.ResizeWorker():
                 self._resize(order.worker, order.cores)
-            case AdoptWorker():
+            case actions.AdoptWorker():
                 why = "workers of this machine have ended with the server that started them"
-                self._report(WorkerLost(order.worker, why))
-            case AcquireNode():
-                self._report(NodeReady(self._nodes[order.node]))
-            case ReleaseNode():
-                self._report(NodeReleased(order.node))
-            case Transfer():
+                self._report(events.WorkerLost(order.worker, why))
+            case actions.AcquireNode():
+                self._report(events.NodeReady(self._nodes[order.node]))
+            case actions.ReleaseNode():
+                self._report(events.NodeReleased(order.node))
+            case actions.Transfer():
                 self._transfer(order, peers)
-            case CancelTransfer() if self._models is not None:
+            case actions.CancelTransfer() if self._models is not None:
                 self._models.cancel(order)
-            case Evict() if self._models is not None:
+            case actions.Evict() if self._models is not None:
                 models = self.with_weights(order.weights)
                 self._models.evict(dict.fromkeys(source for each in models for source in sources_of(each)))
 
-    def _transfer(self, order: Transfer, peers: Peers) -> None:
+    def _transfer(self, order: actions.Transfer, peers: Peers) -> None:
         """Bring weights here, unless they are read where they are, and then to the parts that they complete."""
         if self._models is None:
             for node in order.receivers:
-                self._report(Transferred(order.transfer, node))
+                self._report(events.Transferred(order.transfer, node))
             return
         are_blocks = any(each.cut is not None for each in self.with_weights(order.weights)[:1])
         self._models.receive(order, peers, self._report, are_blocks=are_blocks)
@@ -361,7 +335,7 @@ class LiveNode(KnownStages):
 
     # From the order to start to the process
 
-    def _start(self, order: StartWorker, peers: Peers) -> None:
+    def _start(self, order: actions.StartWorker, peers: Peers) -> None:
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
@@ -501,7 +475,7 @@ class LiveNode(KnownStages):
     def _stop(self, number: WorkerId) -> None:
         worker = self.workers.get(number)
         if worker is None:
-            self._report(WorkerStopped(number))
+            self._report(events.WorkerStopped(number))
             return
         before, worker.phase = worker.phase, WorkerPhase.STOPPING
         if before in ENDING:
@@ -564,7 +538,7 @@ class LiveNode(KnownStages):
             if node is not None:
                 _log.error("device %s of %s is gone: %s", spec.device, spec.node, worker.error)
                 self._nodes[node.name] = left = structs.replace(self._nodes[node.name], devices=node.devices)
-                self._report(NodeReady(left))
+                self._report(events.NodeReady(left))
         self._end(worker)
 
     def _end(self, worker: NodeWorker) -> None:
@@ -580,9 +554,9 @@ class LiveNode(KnownStages):
                 return
             self._tell_pair(worker, is_over=True)
         if worker.phase is WorkerPhase.STOPPING:
-            self._report(WorkerStopped(worker.number))
+            self._report(events.WorkerStopped(worker.number))
         else:
-            self._report(WorkerLost(worker.number, worker.error.replace("\n", "; ")))  # a fix follows in a line
+            self._report(events.WorkerLost(worker.number, worker.error.replace("\n", "; ")))  # a fix follows in a line
 
     async def close(self) -> None:
         self._listener = None
@@ -628,7 +602,7 @@ class LiveNode(KnownStages):
                 before_s = int(silence.counted_s)
                 silence.grow(since_s, process_state(process.pid))
                 if int(silence.counted_s) > before_s:
-                    self._report(BatchSilent(batch, number, s(silence.counted_s)))
+                    self._report(events.BatchSilent(batch, number, s(silence.counted_s)))
 
     # Frames from workers
 
@@ -682,10 +656,10 @@ class LiveNode(KnownStages):
                 if grant != Grant(wanted):
                     self._send_threads(worker, grant)
                 if grant.cores != wanted:
-                    self._report(WorkerResized(worker.number, grant.cores))
+                    self._report(events.WorkerResized(worker.number, grant.cores))
         if worker.is_over:
             return
-        self._report(WorkerReady(worker.number))
+        self._report(events.WorkerReady(worker.number))
         section = worker.section
         if section is not None and section.pipeline is not None:
             section.pipeline.on_part_ready(section.place)
@@ -709,13 +683,10 @@ class LiveNode(KnownStages):
         batch = worker.batch
         if batch is None or frame.subject != batch:
             raise ProtocolError(f"a reply to batch {frame.subject} while batch {batch} runs")
-        self._leave_batch(worker)
-        return batch
-
-    def _leave_batch(self, worker: NodeWorker) -> None:
         worker.batch = None
         if worker.phase is WorkerPhase.BUSY:
             worker.phase = WorkerPhase.READY
+        return batch
 
     def _on_done(self, worker: NodeWorker, frame: Frame) -> None:
         owner, batch, took_ns = self._answered(worker, frame)
@@ -730,7 +701,7 @@ class LiveNode(KnownStages):
             for block in written:
                 self._arenas.free(block)
             return
-        event = Finished(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults)))
+        event = events.Finished(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults)))
         if self._listener is not None:
             self._listener.on_finished(event, done.blocks, done.faults)
 
@@ -764,7 +735,7 @@ class LiveNode(KnownStages):
             worker.spec = structs.replace(worker.spec, shape=ALONE)
             if worker.phase is not WorkerPhase.STOPPING:
                 self._clear_timer(worker)
-            self._report(WorkerCompleted(worker.number))
+            self._report(events.WorkerCompleted(worker.number))
             return
         passed: PassedBatch = _decoded(self._passed, frame)
         if pipeline is not None:
@@ -833,12 +804,14 @@ class LiveNode(KnownStages):
         """See `PipelineOrders`."""
         worker = self.workers.get(replica)
         if worker is not None and worker.batch == batch:
-            self._leave_batch(worker)
-            self._report(BatchLost(batch, replica, why))
+            worker.batch = None
+            if worker.phase is WorkerPhase.BUSY:
+                worker.phase = WorkerPhase.READY
+            self._report(events.BatchLost(batch, replica, why))
 
     # Shadows
 
-    def _start_shadow(self, order: StartWorker, replica: ReplicaId) -> None:
+    def _start_shadow(self, order: actions.StartWorker, replica: ReplicaId) -> None:
         body, wanted = self.workers.get(replica), order.spec.shadow
         if body is None or body.is_over or body.process is None:
             return  # its loss, which has been or will be reported, is that of its shadow
@@ -848,7 +821,7 @@ class LiveNode(KnownStages):
                 raise MachineError("the one before has not ended")
             made = NodeShadow(order, body, wanted, _cut_for(body, wanted))
         except MachineError as error:
-            self._report(WorkerLost(order.worker, str(error)))
+            self._report(events.WorkerLost(order.worker, str(error)))
             return
         body.shadow = self.workers[order.worker] = made
         self.spares.note_start()
@@ -905,7 +878,7 @@ class LiveNode(KnownStages):
         elif shadow.phase in BEGINNING:
             shadow.phase = WorkerPhase.READY
             self._clear_timer(shadow)
-            self._report(WorkerReady(shadow.number))
+            self._report(events.WorkerReady(shadow.number))
 
     # Cores
 
@@ -922,7 +895,7 @@ class LiveNode(KnownStages):
             worker.spec = worker.spec.with_cores(cores)  # applied in `_on_ready`, or only reserved
             if worker.process is not None and not worker.pool_cores:
                 self._send_threads(worker, Grant(cores))
-            self._report(WorkerResized(number, cores))
+            self._report(events.WorkerResized(number, cores))
             return
         self._finish_shrink(worker)
         if cores < worker.cores:
@@ -933,7 +906,7 @@ class LiveNode(KnownStages):
         grant = self._actuate(worker, cores)
         if grant is not None:
             self._send_threads(worker, grant)
-            self._report(WorkerResized(number, grant.cores))
+            self._report(events.WorkerResized(number, grant.cores))
 
     def _finish_shrink(self, worker: NodeWorker) -> None:
         """Write the smaller quota: the worker has reduced its threads, or `SHRINK_S_MAX` has passed."""
@@ -949,7 +922,7 @@ class LiveNode(KnownStages):
             return
         if grant != Grant(cores):
             self._send_threads(worker, grant)
-        self._report(WorkerResized(worker.number, grant.cores))
+        self._report(events.WorkerResized(worker.number, grant.cores))
 
     def _actuate(self, worker: NodeWorker, cores: float) -> Grant | None:
         """Change the CPU limit. If the machine refuses, report the cores that the worker keeps and return None."""
@@ -958,7 +931,7 @@ class LiveNode(KnownStages):
             grant = self._actuator.resize(worker.process.pid, cores)
         except MachineError as error:
             _log.warning("replica %d keeps %g cores: %s", worker.number, worker.cores, error)
-            self._report(WorkerResized(worker.number, worker.cores))
+            self._report(events.WorkerResized(worker.number, worker.cores))
             return None
         worker.spec = worker.spec.with_cores(grant.cores)
         shadow = worker.shadow
@@ -985,9 +958,9 @@ class LiveNode(KnownStages):
     # Reports
 
     def _progress(self, worker: NodeWorker, step: str) -> None:
-        self._report(WorkerProgressed(worker.number, step))
+        self._report(events.WorkerProgressed(worker.number, step))
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: events.Event) -> None:
         if self._listener is not None:
             self._listener.on_event(event)
 
