@@ -1,5 +1,6 @@
 """Loading applications, their profiles, and scenarios: what a file means, and the place and fix of every mistake."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def test_a_scenario_is_an_application_file(tmp_path: Path, scenario_text: str) -
     (tmp_path / "t.csv").write_text("1\n")
     assert isinstance(load_application(tmp_path / "s.yaml"), Application)
     (tmp_path / "s.yaml").write_text(scenario_text.replace("{kind: poisson, rate: 100}", "{file: t.csv, scale: 2}"))
-    assert load_scenario(tmp_path / "s.yaml").traces["demo"]["file"] == str((tmp_path / "t.csv").resolve())
+    trace = load_scenario(tmp_path / "s.yaml").traces["demo"]
+    assert isinstance(trace, Mapping)
+    assert trace["file"] == str((tmp_path / "t.csv").resolve())
 
 
 def test_the_world_of_a_scenario_is_checked_although_only_its_application_is_used(
