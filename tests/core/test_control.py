@@ -66,6 +66,14 @@ def test_cores_are_freed_only_once_the_resize_is_in_effect() -> None:
     assert scene.core.state.ledger.views()[0].free_cores == 3
 
 
+def test_cores_that_a_replica_keeps_because_its_resize_was_refused_are_not_free() -> None:
+    scene = warm(cores=3.0)
+    scene.script.target = plan_of(1, cores=1)
+    scene.act(1000, WOKE)
+    scene.act(1050, WorkerResized(R0, 3))
+    assert scene.core.state.ledger.views()[0].free_cores == 1
+
+
 def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
     assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]

@@ -1,5 +1,6 @@
 """Pipelines: parts start together, serve together, complete themselves, and stop or fall apart together."""
 
+import pytest
 from msgspec import structs
 
 from sloop.actions import CancelTransfer, Decided, StartBatch, StartWorker, StopWorker, Transfer
@@ -24,6 +25,7 @@ from sloop.vocabulary import (
     LayerSet,
     Life,
     ModelWeights,
+    Node,
     ReplicaId,
     TransferId,
     bounds_of,
@@ -42,10 +44,16 @@ PAIR = Provisioning(
 R0, R1, R2 = (ReplicaId(number) for number in range(3))
 
 
-def scene_of(*answers: Provisioning, replicas: int = 2, keeps: bool = True, chains: bool = False) -> Scene:
+def scene_of(
+    *answers: Provisioning,
+    replicas: int = 2,
+    keeps: bool = True,
+    chains: bool = False,
+    nodes: tuple[Node, ...] = NODES,
+) -> Scene:
     policy = Scripted(keeps, chains=chains)
     policy.answers.extend((*answers, *[Provisioning(())] * 99))
-    made = Scene(plan_of(replicas), nodes=NODES, provision=policy)
+    made = Scene(plan_of(replicas), nodes=nodes, provision=policy)
     made.application.parts.starts["only", "a", ""] = StartCosts(WEIGHTS, layer_bytes=LAYER_BYTES)  # type: ignore[index]
     return made
 
@@ -239,6 +247,17 @@ def test_a_pipeline_without_room_for_all_parts_is_not_started() -> None:
     assert len(of(CancelTransfer, actions)) == 2, "nobody waits for the parts"
     assert scene.core.state.ledger.free_memory_bytes("n0") == 1000
     assert not scene.core.state.replicas
+
+
+@pytest.mark.parametrize(("memory_bytes", "started"), [(799, 0), (800, 2)])
+def test_each_part_on_a_node_needs_memory_for_a_copy_of_its_own(memory_bytes: int, started: int) -> None:
+    """A replica takes 100 bytes, and a copy of the model, of which it has one part at first, 300."""
+    starts = tuple(ReplicaStart(0, chain=place, pipeline=0) for place in range(2))
+    chains = (WeightChain(STORE, ("n0",), LayerSet(0, 1)), WeightChain(STORE, ("n0",), LayerSet(1, 3)))
+    node = Node("n0", "local", 2.0, memory_bytes)
+    scene = scene_of(Provisioning(starts, chains, pipelines=(BOUNDS,)), nodes=(node,))
+    assert len(of(StartWorker, scene.act(0, Woke()))) == started
+    assert scene.core.state.ledger.free_memory_bytes("n0") == (0 if started else memory_bytes)
 
 
 def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, StartCosts, WeightChain, WeightsView
+from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, Site, StartCosts, WeightChain, WeightsView
 from sloop.options import OutOfRange, check_ranges
 from sloop.policies.provision import CheapestStart
 from sloop.policies.sourcing import divided, in_rack_order, plans_of
 from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.units import s
-from sloop.vocabulary import STORE, LayerSet, ModelWeights
+from sloop.vocabulary import STORE, LayerSet, ModelWeights, Slot
 from tests.policies.starts import (
     BELIEF,
     NAMES,
     PARTS,
+    SPEC,
     cluster,
     comes,
     given_of,
@@ -195,6 +196,15 @@ def test_starts_of_one_kind_may_be_parts() -> None:
     assert in_parts(parted, 1).pipelines == ()
     alone = in_parts(parted, 4, belief=BELIEF)
     assert alone.pipelines == (), "its layers were not measured"
+
+
+def test_parts_and_whole_replicas_may_share_a_site() -> None:
+    """A node is one site for all starts on its cores: of the two on `n0` one is a part."""
+    nodes = [node_view(name, [], cores=2.0) for name in ("n0", "n1")]
+    options = {"costs": PARTS, "belief": layered(1, 1, 1, 1), "waiting": 1, "sites": [Site(node) for node in nodes]}
+    asked = given_of(nodes, 3, **options, spec=structs.replace(SPEC, slot=Slot(1.0, "gpu")))  # type: ignore[arg-type]
+    found = replace(OURS, partition=True).provide(0, asked)
+    assert [(start.site, start.pipeline) for start in found.starts] == [(1, 0), (0, 0), (0, None)]
 
 
 def test_the_other_layers_come_along_one_chain_from_the_node_that_sends_least() -> None:

@@ -518,6 +518,7 @@ def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
         0,
         {},
     )
+    assert not state.workers.pipelines.unanswered, "no batch has passed it, and none will"
 
 
 def test_a_lost_part_takes_its_pipeline_along() -> None:
@@ -541,6 +542,7 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
         1,
         {},
     )
+    assert not state.workers.pipelines.unanswered
     state.append(ms(9), WorkerCompleted(r21))
     assert state.replicas[r21].life is Life.READY
     assert list(state.workers.pipelines.completion_ns["classify", "small"]) == [ms(9)], "since its order"

@@ -133,6 +133,7 @@ def test_the_policies_of_a_planner_process_take_the_place_of_the_cores(tmp_path:
     assert core.plan_input is not None
     core.handle(0, planner.plan(core.plan_input))
     assert not core.planner.memories
+    core.planner.adopt({"one": (1, 0)})  # as if it had planned within its loop before
     state = through_json(save_memories(beside.parts(), planner.memories))
     core, _ = restore(through_json(save(core, 0, planner=state)), own_system(tmp_path, "1").parts(), build)
     assert core.planner.memories == {"one": (2, 1)}
