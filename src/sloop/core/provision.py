@@ -124,9 +124,11 @@ def _carry_out(
     spec = given.spec
     for replica in begun:
         placed = structs.replace(spec, node=replica.node, device=replica.device, shape=replica.shape)
-        first = replica.pipeline.id if replica.pipeline is not None else None
-        place = replica.shape.index(replica.part) if replica.part is not None else 0
-        out.append(StartWorker(replica.id, placed, transfer=replica.transfer, pipeline=first, place=place))
+        order = StartWorker(replica.id, placed, transfer=replica.transfer)
+        if replica.pipeline is not None and replica.part is not None:
+            place = replica.shape.index(replica.part)
+            order = structs.replace(order, pipeline=replica.pipeline.id, place=place)
+        out.append(order)
     out += making.given_up
     return len(begun)
 

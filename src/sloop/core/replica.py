@@ -436,8 +436,8 @@ class ReplicaPool:
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
         of the ready replicas and of the starting replicas."""
-        ready, starting, limits = 0.0, 0.0, self._limits
-        for rate in self._rates.values():
+        ready, starting, limits, rates = 0.0, 0.0, self._limits, self._rates.values()
+        for rate in rates:
             rate.refresh(limits)
             if rate.is_shared:
                 ready += rate.capacity(Life.READY)
@@ -446,9 +446,9 @@ class ReplicaPool:
                 per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
                 ready += rate.ready * per_ns
                 starting += rate.starting * per_ns
-        if len({rate.slot.hardware for rate in self._rates.values() if rate.replicas}) > 1:
+        if len(rates) > 1 and len({rate.slot.hardware for rate in rates if rate.replicas}) > 1:
             alone_ns, full_ns = self.least_ns()
-            for rate in self._rates.values():
+            for rate in rates:
                 rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
                 rate.least_full_ns = min(rate.least_full_ns, full_ns)
         return ready, starting
