@@ -166,11 +166,12 @@ def test_a_shadow_waits_for_its_body() -> None:
 
 
 def test_another_shadow_is_attached_when_the_first_one_has_stopped() -> None:
-    scene = attached(body())
-    scene.script.target = pair_plan(OTHER)
-    assert orders(scene.act(2000, WOKE)) == [StopWorker(WorkerId(1), "the plan has no such shadow")]
-    assert orders(scene.act(3000, WOKE)) == []
-    assert orders(scene.act(3010, WorkerStopped(WorkerId(1)))) == [starts(R0, 2, OTHER)]
+    scene = attached(body(nodes=(structs.replace(NODE, cores=8),)))
+    scene.script.target = pair_plan(OTHER, cores=2.0)
+    stop = StopWorker(WorkerId(1), "the plan has no such shadow")
+    assert orders(scene.act(2000, WOKE)) == [stop, ResizeWorker(R0, 2.0)]
+    assert orders(scene.act(3000, WOKE, WorkerResized(R0, 2.0))) == [], "there is room, but the first one still stops"
+    assert orders(scene.act(3010, WorkerStopped(WorkerId(1)))) == [starts(R0, 2, OTHER, cores=2.0)]
     scene.act(3020, WorkerReady(WorkerId(2)))
     assert replica(scene).shape == (OTHER,)
 

@@ -140,6 +140,7 @@ def test_one_version_after_the_other() -> None:
     )
     assert (first.has_ended, first.why, second.share) == (True, "version 2 serves all requests", 1.0)
     assert (first.run.now_ns, second.run.begun_ns, second.run.now_ns) == (s(3), s(1), s(4))
+    assert not first.run.replicas, "the end of one that began while there was only one version is told its run"
     assert (list(first.run.served_ns), list(second.run.served_ns)) == ([ms(1_000), ms(1_080)], [ms(50)])
     assert arrivals(state) == {"a": 2, "a@2": 2}
     assert [second.start_s for second in second.run.seconds] == [1, 2, 3, 4]

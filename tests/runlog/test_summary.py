@@ -259,6 +259,26 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
     assert ShadowRow(attached=2, lost=1, batches=2, requests=2, rows=None) == summary.figures()["shadows"]
 
 
+@pytest.mark.parametrize("gone", [WorkerStopped(ReplicaId(0)), WorkerLost(ReplicaId(0), "it died")])
+def test_a_pair_that_grows_costs_the_cores_of_both_until_its_body_is_gone(gone: WorkerStopped | WorkerLost) -> None:
+    """A body of 1 core, of 3 from second 2 on, with a shadow of 2 from second 1 on."""
+    replica, spec = ReplicaId(0), ReplicaSpec("classify", "v", Slot(1.0))
+    rows: Rows = [
+        (0, StartWorker(replica, spec)),
+        (0, WorkerReady(replica)),
+        (s(1), StartWorker(WorkerId(100), structs.replace(spec, shape=(Worker(2.0, (0,)),)), replica)),
+        (s(2), ResizeWorker(replica, 3.0)),
+        (s(3), WorkerResized(replica, 3.0)),
+        (s(4), gone),
+        (s(5), WOKE),
+    ]
+    summary, state = RunSummary(GRAPH, start_ns=0).fold(rows), RunState(GRAPH, start_ns=0)
+    assert [second.cores for second in summary.seconds()] == [1, 3, 5, 5, 0, 0]
+    for now_ns, record in rows:
+        state.append(now_ns, record)
+    assert not state.workers.shadows.bodies
+
+
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (2, 1), (3, 2), (4, 3), (5, 0)])
 def test_rows_that_shadows_compute_are_those_that_their_profile_gives_them(batch: int, rows: int) -> None:
     """A batch that is larger than the profile's largest runs on the body alone."""

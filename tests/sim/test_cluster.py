@@ -61,6 +61,7 @@ def cluster_of(
     start_ms: float = 0.0,
     local_s: float | None = None,
     resize_ms: float = 0.0,
+    resize_cv: float = 0.0,
     in_flight: ResizeRule = "next_batch",
     branches: BranchSampler | None = None,
     warm: bool = False,
@@ -75,7 +76,7 @@ def cluster_of(
     truths = Truths(
         ServiceSampler(1, speeds, cv=0.0, ratio=1.0, quota_ms=quota_ms),
         ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, local_s=local_s, warm=warm),
-        ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
+        ResizeSampler(1, delay_ns=ms(resize_ms), cv=resize_cv, in_flight=in_flight),
         sampler,
         branches,
     )
@@ -153,10 +154,11 @@ def test_a_resize_rescales_what_remains_where_the_world_says_so() -> None:
 
 
 def test_resizes_take_effect_in_the_order_they_were_given() -> None:
-    cluster = started(cluster_of(resize_ms=20))
-    cluster.obey(0, ResizeWorker(R0, 2.0))
-    cluster.obey(ms(1), ResizeWorker(R0, 3.0))
-    assert [event for _, event in play_until(cluster, s(1))] == [WorkerResized(R0, 2.0), WorkerResized(R0, 3.0)]
+    """However long each of them takes."""
+    cluster, sizes = started(cluster_of(resize_ms=20, resize_cv=0.5)), (2.0, 3.0, 4.0, 5.0, 6.0)
+    for at_ms, cores in enumerate(sizes):
+        cluster.obey(ms(at_ms), ResizeWorker(R0, cores))
+    assert [event for _, event in play_until(cluster, s(1))] == [WorkerResized(R0, cores) for cores in sizes]
 
 
 def test_what_was_under_way_dies_with_the_replica() -> None:
