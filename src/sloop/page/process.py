@@ -232,7 +232,7 @@ class ServerPage:
         """Let a process of its own answer a question."""
         try:
             question = msgspec.json.decode(body, type=PageQuestion)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return _refusal(HTTPStatus.BAD_REQUEST, f"this is no question: {error}")
         if self._answering >= ANSWERS_MAX:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "other questions are being answered; ask again in a moment")
