@@ -9,6 +9,7 @@ server wait.
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -16,6 +17,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -24,7 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sloop.errors import SloopError
+from sloop.errors import InputError, SloopError
 from sloop.page.files import asset, index
 from sloop.page.listener import PageAnswer, PageListener, PageRequest, Sessions
 from sloop.page.picture import KEPT, Picture
@@ -47,6 +50,8 @@ BEHIND_S: Final = 2.0
 """Records are in the log at most this long after they happened, so levels are taken that much later."""
 HISTORY_BYTES: Final = 64 * 2**20
 """Of a run that is going on when this process starts, so much of the log is read."""
+TROUBLE_S_MAX: Final = 60.0
+"""Between two looks into a log that cannot be read."""
 UNHEARD_S: Final = 2.0
 """A server that has not answered for this long is shown as hanging."""
 LINES_MAX: Final = 1_000
@@ -57,9 +62,14 @@ SHADOW_LINE_BYTES: Final = 2**20
 ANSWERS_MAX: Final = 2
 """Questions that are answered at the same time."""
 ANSWER_S_MAX: Final = 90.0
+TRIES_MAX: Final = 8
+"""Requests that are tried at the same time; further ones wait."""
 TRY_S_MAX: Final = 30.0
 TRY_BYTES_MAX: Final = 4 * 2**20
 """Of the answer to a request that is tried."""
+
+
+_log: Final = logging.getLogger("sloop.page")
 
 
 class ServerPage:
@@ -73,6 +83,8 @@ class ServerPage:
         self._follower: LogFollower | None = None
         self._picture: Picture | None = None
         self._answering = 0
+        self._tries = ThreadPoolExecutor(TRIES_MAX, "try")
+        """Threads of their own: a slow model does not keep the page from asking whether the server is there."""
         self._heard_s = time.monotonic()
         self._trouble = ""
         """Why the page does not go on, although the server may."""
@@ -93,18 +105,22 @@ class ServerPage:
     # The log
 
     async def _follow(self) -> None:
-        """Read the log as it grows."""
+        """Read the log as it grows. Whatever is wrong with it, the page goes on, and begins anew ever more rarely."""
+        pause_s = READ_S
         while True:
             try:
                 if self._read():
                     await asyncio.sleep(0)
                     continue
-                self._trouble = ""
-            except SloopError as error:
-                self._trouble = f"the event log cannot be read: {error.what}"
-                self._picture = self._follower = None
-                await asyncio.sleep(BEHIND_S)
-            await asyncio.sleep(READ_S)
+                self._trouble, pause_s = "", READ_S
+            except Exception as error:  # other programs may have changed, cut, moved or deleted it
+                why = error.what if isinstance(error, SloopError) else f"{type(error).__name__}: {error}"
+                if why not in self._trouble:
+                    _log.warning("the page cannot read the event log: %s", why)
+                self._trouble = f"the event log cannot be read: {why}"
+                self._begin_anew()
+                pause_s = min(2 * pause_s, TROUBLE_S_MAX)
+            await asyncio.sleep(pause_s)
 
     def _read(self) -> bool:
         """Take up new records; whether there were any."""
@@ -115,7 +131,7 @@ class ServerPage:
         records = self._follower.read()
         header = self._follower.header
         if header is not None and header.lost is not None and header.segment != self._picture.segment:
-            self._picture = self._follower = None  # what is missing may have changed anything: begin from the snapshot
+            self._begin_anew()  # what is missing may have changed anything: begin from the snapshot
             return True
         for now_ns, record in records:
             self._picture.append(now_ns, record)
@@ -124,10 +140,18 @@ class ServerPage:
             self._picture.reach(now_ns - int(BEHIND_S * NS_PER_S))
         return bool(records)
 
+    def _begin_anew(self) -> None:
+        """Forget what was read."""
+        if self._follower is not None:
+            self._follower.close()
+        self._picture = self._follower = None
+
     def _begin(self) -> None:
         """Begin with the oldest segment that is not too much to read."""
         setup = self._setup
         segments = [segment for segment in segments_in(self._folder) if segment.run == setup.run]
+        if not segments:
+            raise InputError("the log of this server is no longer there", where=setup.folder)
         chosen, size = segments[-1], 0
         for segment in reversed(segments):
             size += segment.path.stat().st_size * (8 if segment.path.suffix == ".gz" else 1)
@@ -158,12 +182,14 @@ class ServerPage:
         return self._event("whole", picture, list(self._lines))
 
     async def _tell(self) -> None:
-        """Tell all viewers what has changed, once a second."""
+        """Tell all viewers what has changed, once a second; of a picture that has begun since, all of it."""
+        known = self._picture
         while True:
             await asyncio.sleep(TICK_S)
             changes = self._picture.changes() if self._picture is not None else {}
             lines, self._fresh_lines = self._fresh_lines, []
-            self.listener.tell(self._event("changes", changes, lines))
+            is_known, known = self._picture is known, self._picture
+            self.listener.tell(self._event("changes", changes, lines) if is_known else self._first())
 
     def _event(self, kind: str, picture: dict[str, Any], lines: Sequence[str]) -> bytes:
         unheard_s = time.monotonic() - self._heard_s
@@ -174,8 +200,13 @@ class ServerPage:
     async def _listen(self) -> None:
         """Ask the server each second whether it is there. It answers while it is not ready, too."""
         while True:
-            with contextlib.suppress(OSError, HTTPException):
+            try:
                 await asyncio.to_thread(self._call, "GET", "/v2/health/ready", b"", "", timeout_s=UNHEARD_S)
+            except ssl.SSLError:  # it asks for a client's certificate, so it is there
+                self._heard_s = time.monotonic()
+            except (OSError, HTTPException):
+                pass
+            else:
                 self._heard_s = time.monotonic()
             await asyncio.sleep(TICK_S)
 
@@ -194,11 +225,16 @@ class ServerPage:
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(setup))
         process.stdin.close()
-        while line := await process.stdout.readline():
-            self._shadows[label] = msgspec.Raw(line.rstrip())
+        why = ""
+        try:
+            while line := await process.stdout.readline():
+                self._shadows[label] = msgspec.Raw(line.rstrip())
+        except ValueError:
+            process.kill()
+            why = f"it said more than {SHADOW_LINE_BYTES} bytes at once"
         code = await process.wait()
-        if b'"error"' not in bytes(self._shadows.get(label, b"")):
-            why = f"its process ended with {code}"
+        if why or b'"error"' not in bytes(self._shadows.get(label, b"")):
+            why = why or f"its process ended with {code}"
             self._shadows[label] = msgspec.Raw(msgspec.json.encode(ShadowSystemState(0.0, error=why)))
 
     # Answers
@@ -266,7 +302,8 @@ class ServerPage:
         """Let the server answer."""
         method, path, body, key = request.method, request.path, request.body, request.key
         try:
-            status, kind, said = await asyncio.to_thread(self._call, method, path, body, key, timeout_s=TRY_S_MAX)
+            call = partial(self._call, method, path, body, key, timeout_s=TRY_S_MAX)
+            status, kind, said = await asyncio.get_running_loop().run_in_executor(self._tries, call)
         except (OSError, HTTPException) as error:
             return _refusal(HTTPStatus.BAD_GATEWAY, f"the server does not answer: {error}")
         return PageAnswer(said, kind, HTTPStatus(status))

@@ -1,9 +1,9 @@
 """What the page's process asks others: questions about a run (`sloop.page.answers`), and shadows
 (`sloop.page.shadow_system`)."""
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 ANSWER_CPU_S_MAX: Final = 60
 """Seconds of a core for an answer."""
@@ -14,14 +14,14 @@ ANSWER_BYTES_MAX: Final = 4 * 2**30
 class AskRequest(Struct, frozen=True, tag="request", tag_field="kind", forbid_unknown_fields=True):
     """The story of a request."""
 
-    name: str
+    name: Annotated[str, Meta(max_length=128)]
     """Its number, or what its client calls it."""
 
 
 class AskPlan(Struct, frozen=True, tag="plan", tag_field="kind", forbid_unknown_fields=True):
     """What the applications need at steady rates."""
 
-    rates_rps: dict[str, float]
+    rates_rps: dict[str, Annotated[float, Meta(ge=0, le=1e9)]]
     system: str = ""
     """Empty: the one that serves."""
     arrivals: Literal["even", "burst"] = "even"

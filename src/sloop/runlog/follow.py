@@ -74,13 +74,17 @@ class LogFollower:
             file = opened(path)
         except InputError:  # it was deleted a moment ago
             return False
-        line = file.readline()
-        header = msgspec.json.decode(line, type=Header) if line.endswith(b"\n") else None
-        if header is None or (header.has_snapshot and not file.readline().endswith(b"\n")):
-            file.close()
-            return False
-        self._file, self.header = file, header
-        return True
+        try:
+            line = file.readline()
+            header = msgspec.json.decode(line, type=Header) if line.endswith(b"\n") else None
+            if header is not None and (not header.has_snapshot or file.readline().endswith(b"\n")):
+                self._file, self.header = file, header
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"not a log's header: {error}", where=str(path), help="the file was changed") from error
+        finally:
+            if self._file is None:
+                file.close()
+        return self._file is not None
 
     def _line(self, file: BinaryIO) -> bytes:
         """The next whole line; empty if there is none yet."""

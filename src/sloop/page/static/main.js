@@ -97,7 +97,7 @@ function Page() {
   }, []);
   if (state.connection === "key") return html`<${KeyForm} />`;
   const picture = state.picture;
-  if (!picture) return html`<main><p role="status">${state.connection === "lost" ? "The server is away; this page goes on when it is back." : "Waiting for the first numbers …"}</p></main>`;
+  if (!picture) return html`<main><p role="status">${state.connection === "lost" ? "The server is away; this page goes on when it is back." : staleness() || "Waiting for the first numbers …"}</p></main>`;
   const known = views();
   const chosen = known[view] ? view : Object.keys(known)[0];
   const View = known[chosen][1];

@@ -75,7 +75,7 @@ function commands(name, body) {
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   const inputs = body.inputs.map((input, place) => [
     `data${place} = np.array(${JSON.stringify(input.data)}, dtype=triton_to_np_dtype("${input.datatype}")).reshape(${JSON.stringify(input.shape)})`,
-    `input${place} = client.InferInput("${input.name}", ${JSON.stringify(input.shape)}, "${input.datatype}")`,
+    `input${place} = client.InferInput(${JSON.stringify(input.name)}, ${JSON.stringify(input.shape)}, "${input.datatype}")`,
     `input${place}.set_data_from_numpy(data${place})`,
   ].join("\n"));
   return {

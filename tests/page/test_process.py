@@ -1,0 +1,128 @@
+"""The page's process beside a log that others damage, a server that is slow, and a shadow that goes wrong."""
+
+import os
+import shutil
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sloop.app.application import SystemChoice
+from sloop.app.load import load_scenario
+from sloop.page.start import PageSetup
+from sloop.runlog import FileLog
+from sloop.runlog.segments import segment_path
+from sloop.sim.run import simulate
+from sloop.sim.world import World
+from sloop.systems.replay import header_of
+
+SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
+RUN = "20261130T000000000Z"
+QUICK = {"TICK_S": 0.05, "TROUBLE_S_MAX": 0.1}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a run of two seconds."""
+    folder = tmp_path_factory.mktemp("recorded")
+    world = World.from_scenario(replace(load_scenario(SCENARIO), duration_s=2.0), SystemChoice("elastic"))
+    with FileLog(segment_path(folder, RUN, 1), header_of(world.setup(), origin="sim")) as log:
+        simulate(world, [log], check_first=0)
+    return folder
+
+
+class HealthOnly(socketserver.BaseRequestHandler):
+    """A server that says at once that it is healthy, and answers nothing else."""
+
+    def handle(self) -> None:
+        """Answer one request."""
+        if b"/v2/health/ready" in self.request.recv(2**16):
+            self.request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        else:
+            self.request.recv(1)
+
+
+@contextmanager
+def page_of(folder: Path, *shadows: str, **constants: float) -> Iterator[int]:
+    """The port of a page beside such a server, with other values of the module's constants."""
+    assigned = "; ".join(f"process.{name} = {value}" for name, value in {**QUICK, **constants}.items())
+    code = f"import sys; from sloop.page import process; {assigned}; process.main(sys.argv[1:])"
+    (reading, writing), listening = os.pipe(), socket.create_server(("127.0.0.1", 0))
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HealthOnly) as server, listening:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        setup = PageSetup(str(folder), RUN, time.time_ns() - 10**10, url, shadows=tuple((name, {}) for name in shadows))
+        fds = listening.fileno(), reading
+        command = [sys.executable, "-c", code, *map(str, (*fds, os.getpid()))]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds) as page:
+            assert page.stdin is not None
+            page.stdin.write(msgspec.json.encode(setup))
+            page.stdin.close()
+            try:
+                yield listening.getsockname()[1]
+                assert page.poll() is None
+            finally:
+                page.kill()
+                server.shutdown()
+    os.close(reading)
+    os.close(writing)
+
+
+def told(port: int, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first event of the page for which this holds."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection, connection.makefile("rb") as events:
+        connection.sendall(b"GET /events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        until_s = time.monotonic() + 30
+        for line in events:
+            if line.startswith(b"data: ") and holds(event := msgspec.json.decode(line[6:])):
+                found: dict[str, Any] = event
+                return found
+            assert time.monotonic() < until_s, line
+    raise AssertionError("the page has ended the connection")
+
+
+def has_trouble(text: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: text in event["health"]["trouble"]
+
+
+def test_a_log_that_goes_or_is_damaged_leaves_the_page_and_comes_back(tmp_path: Path, recorded: Path) -> None:
+    folder, log = tmp_path / "log", segment_path(recorded, RUN, 1)
+    folder.mkdir()
+    damaged = [log.read_bytes()[:300], b"\xff\n", log.read_bytes() + b"[]\n", b""]
+    with page_of(folder) as port:
+        told(port, has_trouble("no longer there"))
+        shutil.rmtree(folder)
+        told(port, has_trouble("No such file"))
+        folder.mkdir()
+        for content in damaged:
+            segment_path(folder, RUN, 1).write_bytes(content)
+            told(port, has_trouble("cannot be read"))
+        shutil.copy(log, folder)
+        told(port, lambda event: not event["health"]["trouble"] and event["kind"] == "whole" and event["picture"])
+
+
+def test_requests_that_are_tried_do_not_make_the_server_look_dead(recorded: Path) -> None:
+    with page_of(recorded, UNHEARD_S=0.5) as port, ExitStack() as opened:
+        told(port, lambda event: not event["health"]["unheard_s"])
+        for _ in range(40):
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            connection.sendall(b"GET /v2/models/slow HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        time.sleep(1.5)
+        assert not told(port, lambda event: event["kind"] == "changes")["health"]["unheard_s"]
+
+
+def test_a_shadow_that_says_too_much_ends_alone(recorded: Path) -> None:
+    with page_of(recorded, "static", SHADOW_LINE_BYTES=64) as port:
+        event = told(port, lambda event: "static" in event["shadows"])
+        assert "more than 64 bytes" in event["shadows"]["static"]["error"]
