@@ -318,6 +318,9 @@ def schedule_of(seed: int) -> Schedule:
     random = stream(seed, "shadow_crashes")
     for _ in range(random.randint(0, 4) if scene.has_shadows else 0):
         add(FaultKind.SHADOW_CRASH, some_time(), len(scene.nodes))
+    random = stream(seed, "refusals")  # by itself, so that many resizes are refused; there are few in a schedule
+    for _ in range(random.choice((0, 0, 3))):
+        add(FaultKind.REFUSED_RESIZES, some_time(), len(scene.nodes), s(6.0))
     made.sort(key=lambda each: each.at_ns)
     heals_ns = max(duration_ns, *(each.at_ns + each.span_ns for each in made)) + ms(1)
     return Schedule(scene, tuple(made), tuple(range(len(made))), heals_ns)
@@ -1085,6 +1088,9 @@ def wrong_ledger(core: Core) -> str:
     for id, replica in state.replicas.items():
         if shadow_in(replica.shape) and not replica.shadows:
             return f"replica {id} serves in a pair, without a shadow"
+        reserved = ledger.reservations[id].millicores
+        if reserved < millicores(replica.cores):
+            return f"replica {id} has {replica.cores:g} cores, of which {reserved} m are reserved"
     used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
         used[reservation.node] += reservation.millicores

@@ -258,6 +258,18 @@ def show_an_old_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "set_state", set_state)
 
 
+def believe_that_each_resize_is_granted(patch: pytest.MonkeyPatch) -> None:
+    real = ControlPath.resized
+
+    def resized(self: ControlPath, now_ns: int, event: Any, out: list[Any]) -> None:
+        real(self, now_ns, event, out)
+        replica = self._state.replicas.get(event.worker)
+        if replica is not None and not replica.resizing:
+            self._state.ledger.resize(replica.id, replica.target_cores)
+
+    patch.setattr(ControlPath, "resized", resized)
+
+
 def adopt_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ControlPath, "_adopt", lambda *given: None)
 
@@ -339,6 +351,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     forget_requests: "where there are",
     overbook: "gives out|are reserved and",
     forget_a_release: "reservations of",
+    believe_that_each_resize_is_granted: "m are reserved",
     release_by_half: "are reserved and",
     keep_the_room_of_shadows: "reservations of",
     free_a_shadow_that_still_runs: "reservations of",
