@@ -52,13 +52,23 @@ class HealthOnly(socketserver.BaseRequestHandler):
             self.request.recv(1)
 
 
+class HangUp(socketserver.BaseRequestHandler):
+    """A server that ends each connection, such as one that asks for the certificate of a client."""
+
+    def handle(self) -> None:
+        """Take one request."""
+        self.request.recv(2**16)
+
+
 @contextmanager
-def page_of(folder: Path, *shadows: str, **constants: float) -> Iterator[int]:
+def page_of(
+    folder: Path, *shadows: str, server_kind: type[socketserver.BaseRequestHandler] = HealthOnly, **constants: float
+) -> Iterator[int]:
     """The port of a page beside such a server, with other values of the module's constants."""
     assigned = "; ".join(f"process.{name} = {value}" for name, value in {**QUICK, **constants}.items())
     code = f"import sys; from sloop.page import process; {assigned}; process.main(sys.argv[1:])"
     (reading, writing), listening = os.pipe(), socket.create_server(("127.0.0.1", 0))
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HealthOnly) as server, listening:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), server_kind) as server, listening:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -118,6 +128,12 @@ def test_requests_that_are_tried_do_not_make_the_server_look_dead(recorded: Path
         for _ in range(40):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", port), 30))
             connection.sendall(b"GET /v2/models/slow HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        time.sleep(1.5)
+        assert not told(port, lambda event: event["kind"] == "changes")["health"]["unheard_s"]
+
+
+def test_a_server_that_lets_nobody_in_is_not_taken_for_dead(recorded: Path) -> None:
+    with page_of(recorded, server_kind=HangUp, UNHEARD_S=0.5) as port:
         time.sleep(1.5)
         assert not told(port, lambda event: event["kind"] == "changes")["health"]["unheard_s"]
 

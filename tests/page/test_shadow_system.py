@@ -14,8 +14,8 @@ from sloop.app.load import load_deployment, load_scenario
 from sloop.errors import InputError
 from sloop.page import shadow_system
 from sloop.page.picture import Picture
-from sloop.page.questions import ShadowSystemState
-from sloop.page.shadow_system import ShadowSystemTeller, requests_of
+from sloop.page.questions import ShadowSystemSetup, ShadowSystemState
+from sloop.page.shadow_system import ShadowSystemTeller, follow, requests_of
 from sloop.runlog import FileLog, MemoryLog, read_log
 from sloop.runlog.follow import LogFollower
 from sloop.runlog.segments import segment_path
@@ -77,6 +77,17 @@ def test_what_it_tells_is_the_state_of_the_run_that_it_has_played(recorded: tupl
         assert row.cores == pytest.approx(version.run.cost.cores)
         assert row.plan.startswith(name)
         assert row.attainment is not None
+
+
+def test_a_sample_of_the_requests_is_not_enough_for_a_shadow(
+    recorded: tuple[Path, MemoryLog, World], tmp_path: Path
+) -> None:
+    header = msgspec.structs.replace(header_of(recorded[2].setup(), origin="sim"), sample=0.1)
+    with FileLog(segment_path(tmp_path, RUN, 1), header):
+        pass
+    setup = ShadowSystemSetup(str(tmp_path), RUN, 0, "static", {})
+    with pytest.raises(InputError, match="a shadow needs all requests"):
+        follow(setup, lambda _: None)
 
 
 def test_shadows_are_declared_by_an_application_or_a_deployment() -> None:

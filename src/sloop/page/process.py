@@ -202,7 +202,7 @@ class ServerPage:
         while True:
             try:
                 await asyncio.to_thread(self._call, "GET", "/v2/health/ready", b"", "", timeout_s=UNHEARD_S)
-            except ssl.SSLError:  # it asks for a client's certificate, so it is there
+            except (ssl.SSLError, ConnectionResetError):  # it is there, and asks for the certificate of a client
                 self._heard_s = time.monotonic()
             except (OSError, HTTPException):
                 pass

@@ -32,7 +32,7 @@ from sloop.runlog.segments import segments_in
 from sloop.serve.processes import begin, own_stdout
 from sloop.sim.engine import play
 from sloop.sim.world import World
-from sloop.systems.replay import header_of, rebuild
+from sloop.systems.replay import header_of, rebuild, require_all
 from sloop.units import FOREVER_NS, NS_PER_S, to_s
 from sloop.vocabulary import Life, Request
 
@@ -105,7 +105,9 @@ def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:
     """Run the other system beside the server, for ever. SloopError if it cannot serve these applications."""
     folder = Path(setup.folder)
     newest = max(segment for segment in segments_in(folder) if segment.run == setup.run)
-    deployment = rebuild(read_log(newest.path).header).deployment
+    begun = read_log(newest.path)
+    require_all(begun, "a shadow")
+    deployment = rebuild(begun.header).deployment
     choice = SystemChoice(setup.system, setup.parameters, path="shadow")
     world = World(0, deployment.under(choice), {}, FOREVER_NS)
     built, from_ns = world.setup(), time.time_ns() - setup.zero_unix_ns - BEHIND_NS
