@@ -161,6 +161,7 @@ def test_a_lost_part_takes_the_pipeline_along_and_the_others_complete_themselves
     (why,) = [each.why for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
     assert why == "a part of its pipeline is lost: 1 serve when they have all layers"
     assert [each.node for each in of(CancelTransfer, actions)] == ["n0"]  # type: ignore[attr-defined]
+    assert not of(Transfer, actions), "those of the other one are under way"
     assert lives(scene) == [Life.STARTING]
     scene.act(4, BatchLost(BatchId(1), R1, "it crashed"))
     visits = scene.application.stages["only"].queue.visits

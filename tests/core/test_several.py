@@ -438,13 +438,13 @@ def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> 
     for replica in [a.worker for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartWorker)]:
         scene.act(200, WorkerReady(replica))
     scene.wants(y=0.0)
-    assert StopWorker in kinds(scene.act(1000, WOKE))
-    scene.act(1001, WorkerStopped(ReplicaId(1)))
-    released = [second for second in range(2, 80) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
-    assert released == [61]
-    scene.act(63_500, NodeReleased("r0"))
+    assert StopWorker in kinds(scene.act(10_000, WOKE))
+    scene.act(10_001, WorkerStopped(ReplicaId(1)))
+    released = [second for second in range(11, 73) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))]
+    assert released == [70], "it was in use for ten seconds"
+    scene.act(72_500, NodeReleased("r0"))
     scene.wants(y=2.0)
-    scene.act(64_000, request(9, application="y", at_ms=64_000))
+    scene.act(73_000, request(9, application="y", at_ms=73_000))
     assert AcquireNode in kinds(scene.act(80_000, WOKE) + scene.actions[-3:])
 
 

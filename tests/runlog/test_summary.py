@@ -269,6 +269,7 @@ def test_a_pair_that_grows_costs_the_cores_of_both_until_its_body_is_gone(gone: 
         (s(1), StartWorker(WorkerId(100), structs.replace(spec, shape=(Worker(2.0, (0,)),)), replica)),
         (s(2), ResizeWorker(replica, 3.0)),
         (s(3), WorkerResized(replica, 3.0)),
+        (s(3), WorkerResized(replica, 3.0)),  # said twice
         (s(4), gone),
         (s(5), WOKE),
     ]
@@ -276,6 +277,7 @@ def test_a_pair_that_grows_costs_the_cores_of_both_until_its_body_is_gone(gone: 
     assert [second.cores for second in summary.seconds()] == [1, 3, 5, 5, 0, 0]
     for now_ns, record in rows:
         state.append(now_ns, record)
+    assert list(state.workers.resize_ns["classify"]) == [s(1)]
     assert not state.workers.shadows.bodies
 
 

@@ -294,6 +294,20 @@ def test_batches_of_the_others_are_lost_with_a_part() -> None:
     assert at_ns == s(12) + round(made._replicas[R1].speed.means_ns[1])
 
 
+def test_a_part_that_starts_after_another_one_is_lost_serves_alone_in_the_end() -> None:
+    made = cluster()
+    made._nodes.lose(0, "n0")
+    made.obey(0, part(0))
+    made.obey(0, layers(1, "n1", LayerSet(1, 3)))
+    made.obey(0, part(1, 1))
+    assert ready(play_until(made, s(3))) == [(ms(2600), R1)]
+    made.obey(s(3), layers(3, "n1", LayerSet(1, 3).others, R1))
+    assert completed(play_until(made, s(9)))
+    made.start_batch(s(9), batch(0, R1))
+    alone_ns = round(made._replicas[R1].speed.means_ns[1])
+    assert [now_ns for now_ns, each in play_until(made, s(99)) if isinstance(each, Finished)] == [s(9) + alone_ns]
+
+
 def test_layers_whose_source_is_lost_can_be_ordered_again() -> None:
     made = serving()
     made.obey(s(3), Transfer(TransferId(9), ModelWeights("a", 300_000_000), STORE, ("n3",)))
