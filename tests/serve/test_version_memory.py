@@ -132,7 +132,10 @@ def test_what_the_command_line_changes_is_served_as_it_says(
     assert served(read(tmp_path, replace(deployment, applications=(other_profile,)))) == [("demo", "2")]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"format":99,"named":{},"applications":{}}', b"\xff" * 100])
+DEEP = b'{"format":1,"named":' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format":99,"named":{},"applications":{}}', b"\xff" * 100, DEEP])
 def test_a_file_that_cannot_be_read_is_told_and_kept(
     tmp_path: Path, models: list[Path], content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,6 +159,20 @@ def test_a_definition_that_describes_nothing_is_told(tmp_path: Path, models: lis
     deployment = load_deployment(named("demo", models[0]))
     written(tmp_path, deployment, {"demo": [KeptVersion("2", SERVING, definition={"stages": 3})]})
     assert read(tmp_path, deployment).restored.deployment == deployment
+
+
+def test_definitions_of_other_versions_than_the_file_says_are_told(
+    tmp_path: Path, models: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment = load_deployment(named("demo", models[0]))
+    second = kept(deployment.application, "2")
+    bare = structs.replace(second, definition={**second.definition, "stages": []})  # type: ignore[dict-item]
+    for versions in ({"demo": [second, second]}, {"other": [second]}, {"demo": [structs.replace(second, version="3")]}):
+        written(tmp_path, deployment, versions)
+        assert read(tmp_path, deployment).restored.deployment == deployment
+    written(tmp_path, deployment, {"demo": [bare]})
+    assert read(tmp_path, deployment).restored.deployment == deployment
+    assert caplog.text.count("cannot be read") == 4
 
 
 def test_a_file_that_cannot_be_written_is_told(

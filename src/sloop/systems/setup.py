@@ -211,6 +211,7 @@ def application_in(definition: Mapping[str, Any]) -> Application:
     """The application that a definition describes. InputError if it describes none."""
     try:
         application = msgspec.convert(definition, Application, strict=False)
+        assert application.stages, "it has no stages"
         application.graph  # noqa: B018  # computed, and fails if stages refer to missing ones or form a cycle
     except (msgspec.ValidationError, KeyError, AssertionError) as error:
         what = f"the definition does not describe an application: {error!r}"

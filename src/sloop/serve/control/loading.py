@@ -91,7 +91,7 @@ def begun(
     `deployment`. The same values and errors as those of `loadable`."""
     try:
         found = loadable(set_up(memory.restored.deployment, choice), memory.folder, examined)
-    except SloopError as error:
+    except Exception as error:  # the file may say anything, and a system that was deployed may raise anything
         if memory.restored.deployment == deployment:
             raise
         memory.give_up(f"what was deployed before the restart cannot be served: {error}")

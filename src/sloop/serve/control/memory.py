@@ -112,7 +112,7 @@ class VersionMemory:
             self.restored = self._merged(kept, left_out)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, InputError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError, InputError, msgspec.MsgspecError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             self.give_up(f"{self.folder / VERSIONS} cannot be read: {why}")
             return
@@ -151,6 +151,11 @@ class VersionMemory:
         self, name: str, versions: Sequence[KeptVersion], named: Application | None, found: Restored
     ) -> list[Application]:
         """The version of one application that serves at once. `found` gets all its versions."""
+        for each in versions:
+            if each.definition is not None and each.application.key != (key := version_key(name, each.version)):
+                raise InputError(f"what it calls {key} is {each.application.key}")
+        if len({each.version for each in versions}) < len(versions):
+            raise InputError(f"it has a version of {name!r} twice")
         found.versions[name] = list(versions)
         if not versions:
             found.notes.append(f"{name!r} is removed")
