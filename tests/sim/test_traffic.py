@@ -4,13 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from sloop.actions import Rollout, VersionState
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.errors import InputError
+from sloop.events import Deployed
+from sloop.page.answers import served_now
+from sloop.runlog import FileLog, read_log
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import run_scenario, run_systems
 from sloop.sim.traffic import recorded_traffic
+from sloop.systems.setup import application_in, definition_of, set_up
 
 SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
 
@@ -52,6 +58,37 @@ def test_only_the_last_seconds(recorded: tuple[Path, RunRow]) -> None:
         before = [at - 10**9 * last.from_s for at in whole.scenario.traces[name].times_ns()]  # type: ignore[union-attr]
         assert times == [round(at) for at in before if at >= 0]
     assert sum(found.requests for found in last.happened) < row.requests
+
+
+def test_what_was_deployed_later_is_there_in_the_version_that_served_last(
+    recorded: tuple[Path, RunRow], tmp_path: Path
+) -> None:
+    log = read_log(recorded[0])
+    *others, last = log.header.definitions
+    second = replace(application_in(log.header.definitions[others[0]]), slo_ms=777.0).qualified("2")
+    (setup,) = set_up(second, must_fit=False).applications
+    deployed = [Deployed(last, "1", log.header.definitions[last]), Deployed(second.name, "2", definition_of(setup))]
+    header = structs.replace(log.header, definitions={name: log.header.definitions[name] for name in others})
+    with FileLog(tmp_path / "later.jsonl", header) as later:
+        for each in deployed:
+            later.append(0, each)
+            later.append(0, Rollout(each.application, each.version, VersionState.SERVING, 1.0, ""))
+        later.append(0, Rollout(second.name, "1", VersionState.RETIRED, 0.0, ""))
+        for now_ns, record in log:
+            later.append(now_ns, record)
+    traffic = recorded_traffic(tmp_path / "later.jsonl")
+    assert {row.application: row.requests for row in traffic.happened} == {
+        row.application: row.requests for row in recorded_traffic(recorded[0]).happened
+    }
+    slos_ms = {each.name: each.slo_ms for each in traffic.scenario.deployment.applications}
+    assert slos_ms[second.name] == 777.0
+    assert set(slos_ms) == {*others, last}
+    now = served_now(read_log(tmp_path / "later.jsonl"))
+    assert {each.name: each.version for each in now.applications} == {**dict.fromkeys(slos_ms, "1"), second.name: "2"}
+
+
+def test_more_time_than_there_is_is_all(recorded: tuple[Path, RunRow]) -> None:
+    assert recorded_traffic(recorded[0], 1e300).happened == recorded_traffic(recorded[0]).happened
 
 
 def test_a_time_without_requests_is_refused(recorded: tuple[Path, RunRow]) -> None:

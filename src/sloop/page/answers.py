@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from sloop.serve.processes import begin, own_stdout
 from sloop.sim.scenarios import run_systems
 from sloop.sim.traffic import recorded_traffic
 from sloop.systems.planning import explain_plan
-from sloop.systems.replay import rebuild
+from sloop.systems.replay import ServedApplications
 from sloop.systems.setup import set_up
 from sloop.systems.system import is_system_file
 from sloop.vocabulary import Request
@@ -44,14 +45,23 @@ def answer(asked: Asked) -> dict[str, Any]:
         case AskRequest(name):
             return story(log, name)
         case AskPlan(rates_rps, system, arrivals):
-            setup = rebuild(_newest(log).header)
-            if system:
-                choice = served_or_known(SystemChoice(system), setup.deployment)
-                setup = set_up(setup.deployment, choice, must_fit=False)
+            deployment = served_now(_newest(log))
+            choice = served_or_known(SystemChoice(system), deployment) if system else None
+            setup = set_up(deployment, choice, must_fit=False)
             report: dict[str, Any] = _plain(explain_plan(setup, rates_rps, arrivals))
             return report
         case AskWhatIf(last_s, systems):
             return what_if(log, min(last_s, LAST_S_MAX), systems)
+
+
+def served_now(log: RecordedLog) -> Deployment:
+    """What serves at the end of a log."""
+    header, served = log.header, ServedApplications(log.header)
+    for _, record in log:
+        served.append(record)
+    present = [application for name, application in served.by_name.items() if name not in served.ended]
+    applications = tuple(replace(application, cluster=header.cluster) for application in present)
+    return Deployment(header.name, applications, SystemChoice(header.system), header.cluster)
 
 
 def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> dict[str, Any]:

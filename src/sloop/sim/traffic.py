@@ -6,19 +6,18 @@ each was sent, and by what it was called. Durations come from the profiles, as i
 
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import Struct
 
 from sloop.actions import End
-from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.application import Deployment, SystemChoice
 from sloop.app.scenario import Scenario, Truth
 from sloop.errors import InputError
 from sloop.runlog import Header, RecordedLog, read_log
-from sloop.systems.replay import require_all
-from sloop.systems.setup import application_in
+from sloop.systems.replay import ServedApplications, require_all
 from sloop.units import quantile, s, to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
 from sloop.workload.trace import trace_of
@@ -80,43 +79,51 @@ def recorded_traffic(path: Path, last_s: float | None = None) -> RecordedTraffic
     files = [*log.files]
     (last,) = deque(RecordedLog(path, read_log(files[-1]).header, files[-1:]), maxlen=1) or [(log.header.from_ns, None)]
     end_ns = last[0] + 1
-    from_ns = max(end_ns - s(last_s), log.header.from_ns) if last_s is not None else log.header.from_ns
+    from_ns = log.header.from_ns
+    if last_s is not None:
+        from_ns = max(end_ns - s(min(last_s, to_s(end_ns))), from_ns)
     while len(files) > 1 and read_log(files[1]).header.from_ns <= from_ns:
         del files[0]
     header = read_log(files[0]).header
-    applications = [application_in(definition) for definition in header.definitions.values()]
-    requests = _read(RecordedLog(path, header, files), [application.name for application in applications], from_ns)
-    requests = {name: found for name, found in requests.items() if found.sent_ns}
+    served = ServedApplications(header)
+    requests = _read(RecordedLog(path, header, files), served, from_ns)
+    requests = {name: found for name, found in requests.items() if found.sent_ns and name in served.by_name}
     if not requests:
         raise InputError("there are no requests in this time", where=str(path), help="name a longer time")
-    scenario = _scenario(header, applications, requests, end_ns - from_ns, path)
+    scenario = _scenario(header, served, requests, end_ns - from_ns, path)
     return RecordedTraffic(scenario, to_s(from_ns), tuple(found.row(name) for name, found in requests.items()))
 
 
-def _read(log: RecordedLog, names: Sequence[str], from_ns: int) -> dict[str, _Requests]:
-    """The requests of each application that were sent from `from_ns` on, and their ends."""
-    requests = {name: _Requests() for name in names}
+def _read(log: RecordedLog, served: ServedApplications, from_ns: int) -> dict[str, _Requests]:
+    """The requests of each application that were sent from `from_ns` on, and their ends; `served` gets to know what
+    was deployed meanwhile."""
+    requests = {name: _Requests() for name in served.by_name}
+    first = next(iter(requests))
     waiting: dict[RequestId, tuple[_Requests, int]] = {}
     for now_ns, record in log:
         if isinstance(record, Request) and record.sent_ns >= from_ns:
-            application = requests.get(record.application or names[0])
-            if application is not None:
-                application.sent_ns.append(record.sent_ns - from_ns)
-                waiting[record.id] = application, record.sent_ns
+            application = requests.setdefault(record.application or first, _Requests())
+            application.sent_ns.append(record.sent_ns - from_ns)
+            waiting[record.id] = application, record.sent_ns
         elif isinstance(record, End) and record.request in waiting:
             application, sent_ns = waiting.pop(record.request)
             application.outcomes[record.outcome] += 1
             if record.outcome in {Outcome.SERVED, Outcome.LATE}:
                 application.latencies_ns.append(now_ns - sent_ns)
+        else:
+            served.append(record)
     return requests
 
 
 def _scenario(
-    header: Header, applications: Sequence[Application], requests: Mapping[str, _Requests], length_ns: int, path: Path
+    header: Header, applications: ServedApplications, requests: Mapping[str, _Requests], length_ns: int, path: Path
 ) -> Scenario:
-    """The applications that had requests, in their newest versions, under the system of the log."""
-    newest = {each.name: replace(each, version="1", cluster=header.cluster) for each in applications}
-    served = tuple(application for name, application in newest.items() if name in requests)
+    """The applications that had requests, in the versions that served last, under the system of the log."""
+    served = tuple(
+        replace(application, version="1", cluster=header.cluster)
+        for name, application in applications.by_name.items()
+        if name in requests
+    )
     choice = SystemChoice(header.system)
     traces = {
         name: trace_of(

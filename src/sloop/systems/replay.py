@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import Action, Decided, RequestPlan, Rollout, StartWorker
+from sloop.actions import Action, Decided, RequestPlan, Rollout, StartWorker, VersionState
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
@@ -259,6 +259,30 @@ def _applications_of(log: RecordedLog) -> Iterator[Application]:
     for _, record in log:
         if isinstance(record, Deployed):
             yield application_in(record.definition)
+
+
+class ServedApplications:
+    """The application versions that serve, by name, as a log tells: those of its header, and those deployed later. One
+    that has ended keeps its last version, and is in `ended`."""
+
+    def __init__(self, header: Header) -> None:
+        applications = map(application_in, header.definitions.values())
+        self._versions = {(application.name, application.version): application for application in applications}
+        self.by_name = {application.name: application for application in self._versions.values()}
+        self.ended: set[str] = set()
+
+    def append(self, record: Record) -> None:
+        """Add the next record of the log."""
+        if isinstance(record, Deployed):
+            deployed = self._versions[record.application, record.version] = application_in(record.definition)
+            self.by_name.setdefault(record.application, deployed)
+        elif isinstance(record, Rollout) and (record.application, record.version) in self._versions:
+            version = self._versions[record.application, record.version]
+            if record.state is VersionState.SERVING:
+                self.by_name[record.application] = version
+                self.ended.discard(record.application)
+            elif record.state is VersionState.RETIRED and self.by_name[record.application] is version:
+                self.ended.add(record.application)
 
 
 def _newest(file: Path, logged: Profile) -> Profile:

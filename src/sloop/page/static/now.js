@@ -127,7 +127,7 @@ function Shadows({ name }) {
     `${level.ready ?? 0}`, `${level.starting ?? 0}`, number(level.cores), usd(level.usd_per_h), "", ""];
   const rows = Object.entries(state.shadows).map(([label, told]) => {
     const row = told.applications?.[name];
-    if (told.error || !row) return [label, told.error ? html`<b class="bad">ended: ${told.error}</b>` : "starting", ...Array(7).fill("")];
+    if (told.error || !row) return [label, told.error ? html`<b class="bad">ended: ${told.error}</b>` : told.applications ? "this shadow began before it was deployed" : "starting", ...Array(7).fill("")];
     return [label, percent(row.attainment), ms(row.p99_ms), row.ready, row.starting, number(row.cores), usd(row.usd_per_h), row.plan, row.why];
   });
   return html`<section><h3>What other systems would have now</h3>
