@@ -93,3 +93,13 @@ def test_a_damaged_line_names_its_file(log: LogFollower, tmp_path: Path) -> None
     with pytest.raises(InputError) as error:
         log.read()
     assert error.value.where == str(path)
+
+
+def test_a_segment_that_was_begun_again_is_read_anew(log: LogFollower, tmp_path: Path) -> None:
+    file = segment(tmp_path, 1, 1)
+    assert numbers(log.read()) == [1]
+    file.unlink()
+    assert log.read() == []
+    segment(tmp_path, 1, 2)
+    assert numbers(log.read()) == [2]
+    assert log.read() == []

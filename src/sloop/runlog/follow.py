@@ -1,5 +1,6 @@
 """Reads the log of a running server as it is written, segment after segment. Nothing here waits."""
 
+import os
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -47,6 +48,9 @@ class LogFollower:
                 raise InputError(f"not a record of a log: {error}", where=where, help="the file was changed") from error
         if records:
             return records
+        if self._is_replaced(self._file):
+            self.close()
+            return self.read(most)
         # The next segment may be there a moment before the last records of this one.
         if self._has_next:
             self.close()
@@ -54,6 +58,15 @@ class LogFollower:
             return self.read(most)
         self._has_next = is_there(segment_path(self._folder, self._run, self.number + 1))
         return self.read(most) if self._has_next else []
+
+    def _is_replaced(self, file: BinaryIO) -> bool:
+        """Whether the segment has another file now: a server whose disk is full deletes a segment that it could not
+        begin, and begins it again later."""
+        try:
+            there, here = segment_path(self._folder, self._run, self.number).stat(), os.fstat(file.fileno())
+        except OSError:  # it was compressed, or deleted
+            return False
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
     def close(self) -> None:
         """Close the segment."""
