@@ -56,7 +56,7 @@ from sloop.serve.dataflow import check_wiring
 from sloop.serve.edge.listener import Tls
 from sloop.serve.network import NodeTls
 from sloop.serve.private import group_of
-from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppable
+from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, is_loopback, stoppable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
@@ -501,6 +501,8 @@ def page_of(server: Serving, settings: Settings, where: str) -> str:
     if listening_socket is None:
         return ""
     host, port = listening_socket.getsockname()[:2]
+    if not (settings.api_key or settings.api_key_file or is_loopback(host)):
+        _log.warning("the page at %s has no API key: everybody who can connect may look and ask", host)
     scheme = "https" if settings.tls is not None else "http"
     setup = PageSetup(
         *(str(server.journal.path.absolute()), server.journal.run, time.time_ns() - server.driver.now_ns),
