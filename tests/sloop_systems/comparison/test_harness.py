@@ -109,7 +109,7 @@ def test_a_reproduction_on_a_page() -> None:
     text = found.page(made=datetime(2026, 11, 29, 3, 9, tzinfo=UTC))
     for fact in ("2026-11-29 03:09 UTC", "ResNet", "100 ms", hardware_name(), __version__):
         assert f"{fact}" in text
-    assert "m &lt; n" in text
+    assert "m \\u003c n" in text, "in JSON that no text can end"
     assert "a guess" in text
     assert "within-bound: an inequality" in text, "what verdicts mean"
     assert [table.title for table in found.tables()] == ["Check 1"]
