@@ -28,6 +28,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from msgspec import Struct
 
 from sloop.app.limits import ServerLimits, setting
+from sloop.memory import give_back
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyReservation
@@ -110,6 +111,8 @@ PREFACE_S_MAX: Final = 10
 YOUNG_NS: Final = 10 * NS_PER_MS
 """Nobody who wants an answer gives it up so soon."""
 SOCKET: Final = "grpc-{}.sock"
+GIVE_BACK_S: Final = 10.0
+"""How often memory that was freed goes back to the system."""
 SERVERS: Final = 16
 """Of grpcio in this process. Each takes one new call at a time, through two threads: calls of a single one would wait
 for each other longer than for anything else."""
@@ -229,6 +232,7 @@ class Rpc:
         self._servers: list[Any] = []
         """Grpcio's, untyped: one for each path."""
         self._inflating = asyncio.Lock()
+        self._giving_back: asyncio.Task[None] | None = None
         self._methods = {f"/{SERVICE}/{method}" for method in METHODS} | {f"/{HEALTH}/Check"}
         self._methods |= {f"/{name}/ServerReflectionInfo" for name in REFLECTIONS}
 
@@ -252,6 +256,14 @@ class Rpc:
             path.chmod(0o600)
             await server.start()
         self.relay.start(sock)
+        self._giving_back = asyncio.create_task(self._give_back_for_ever())
+
+    async def _give_back_for_ever(self) -> None:
+        """Grpcio inflates a message in small pieces, which glibc keeps when they are freed: 250 MiB after a while of
+        messages that become 64 MiB."""
+        while True:
+            await asyncio.sleep(GIVE_BACK_S)
+            await asyncio.to_thread(give_back)
 
     def _served(self) -> Any:  # noqa: ANN401
         """Grpcio's server, which belongs to the running event loop."""
@@ -272,6 +284,8 @@ class Rpc:
 
     async def close(self, within_s: float) -> None:
         """Stop listening, wait at most `within_s` for open calls, then cancel them."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         if self._folder >= 0:
             self.listener.stop()
             await asyncio.gather(*(server.stop(within_s) for server in self._servers))
