@@ -9,7 +9,7 @@ bounds on time and memory, and whatever happens to it, the page goes on. A quest
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from sloop.report.explain.request import explain_request, request_named
 from sloop.runlog import Record, RecordedLog, read_log
 from sloop.runlog.segments import LogSegment, opened, segments_in
 from sloop.serve.processes import begin, own_stdout
-from sloop.sim.scenarios import run_systems
+from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
 from sloop.systems.planning import explain_plan
 from sloop.systems.replay import ServedApplications
@@ -70,8 +70,8 @@ def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> di
     if len(systems) > SYSTEMS_MAX:
         raise InputError(f"{len(systems)} systems are more than {SYSTEMS_MAX}", help="ask for fewer at once")
     traffic = recorded_traffic(log, last_s)
-    asked = [served_or_known(choice_of(system), traffic.scenario.deployment) for system in systems]
-    choices = [*traffic.scenario.systems, *asked]
+    asked = chosen_systems(traffic.scenario, systems) if systems else ()
+    choices = [*traffic.scenario.systems, *(served_or_known(each, traffic.scenario.deployment) for each in asked)]
     runs: list[dict[str, Any]] = []
     for choice in choices:
         try:
@@ -83,14 +83,6 @@ def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> di
             why = f"{type(error).__name__}: {error}"
             runs.append({"label": choice.label, "parameters": choice.parameters, "error": f"it raised {why}"})
     return {"from_s": traffic.from_s, "happened": _plain(traffic.happened), "runs": runs}
-
-
-def choice_of(system: str | Mapping[str, Any]) -> SystemChoice:
-    """A system by its name, or by `name` and parameters."""
-    if isinstance(system, str):
-        return SystemChoice(system)
-    parameters = {key: value for key, value in system.items() if key != "name"}
-    return SystemChoice(str(system.get("name", "")), parameters, path="system")
 
 
 def served_or_known(choice: SystemChoice, deployment: Deployment) -> SystemChoice:

@@ -22,7 +22,7 @@ from sloop.runlog.requests import SecondRecord
 from sloop.runlog.run import Kept, RunState
 from sloop.runlog.versions import VersionRecord
 from sloop.units import NS_PER_S, to_ms, to_s
-from sloop.vocabulary import Outcome, Plan, Request, RequestId, kind_of
+from sloop.vocabulary import Life, Outcome, Plan, Request, RequestId, kind_of
 
 SECONDS: Final = 3_600
 MINUTES: Final = 1_440
@@ -36,7 +36,21 @@ TARGET: Final = 0.99
 OUTCOMES: Final = ("served", "late", "dropped", "rejected", "failed")
 COUNTS: Final = ("s", "arrivals", *OUTCOMES)
 """The columns of a row of counts. `s` is the begin of the second or minute."""
-LEVELS: Final = ("s", "p50_ms", "p99_ms", "waiting", "ready", "starting", "cores", "usd_per_h")
+
+
+class Levels(NamedTuple):
+    """What there is of an application."""
+
+    waiting: int
+    """Visits in its queues."""
+    ready: int
+    starting: int
+    """Replicas."""
+    cores: float
+    usd_per_h: float
+
+
+LEVELS: Final = ("s", "p50_ms", "p99_ms", *Levels._fields)
 """The columns of a row of levels: latencies of the requests that ended since the row before, then what there is at the
 end of the second."""
 
@@ -261,15 +275,7 @@ class Picture:
         for name, records in self.state.applications.items():
             latencies = np.concatenate([_drained(record.run) for record in records])
             present = [record.run for record in records if not record.has_ended]
-            replicas = [replica for run in present for replica in run.replicas.values()]
-            levels = (
-                sum(run.waiting for run in present),
-                sum(replica.life.value == "ready" for replica in replicas),
-                sum(replica.life.value == "starting" for replica in replicas),
-                sum(run.cost.cores for run in present),
-                sum(run.cost.usd_per_h for run in present),
-            )
-            row = self._series_of(name).level(at_s, latencies, levels)
+            row = self._series_of(name).level(at_s, latencies, levels_of(present))
             self._changes["levels"].setdefault(name, []).append(row)
             for record in [record for record in records if record.has_ended]:
                 self._count(name, records)
@@ -333,6 +339,17 @@ class Picture:
 
 def _no_changes() -> dict[str, Any]:
     return {"counts": {}, "levels": {}, "decisions": [], "missed": []}
+
+
+def levels_of(runs: Sequence[RunState]) -> Levels:
+    """What the versions of an application have together."""
+    return Levels(
+        waiting=sum(run.waiting for run in runs),
+        ready=sum(run.count(Life.READY) for run in runs),
+        starting=sum(run.count(Life.STARTING) for run in runs),
+        cores=sum(run.cost.cores for run in runs),
+        usd_per_h=sum(run.cost.usd_per_h for run in runs),
+    )
 
 
 def _percentiles_ms(latencies_ns: "np.ndarray") -> list[float | None]:

@@ -34,7 +34,7 @@ from sloop.page.picture import KEPT, Picture
 from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion, ShadowSystemSetup, ShadowSystemState
 from sloop.page.start import PageSetup
 from sloop.runlog import Header, read_log
-from sloop.runlog.follow import LogFollower
+from sloop.runlog.follow import BEHIND_NS, LogFollower
 from sloop.runlog.segments import segments_in
 from sloop.serve.edge.service import Keys
 from sloop.serve.processes import begin, set_name
@@ -46,8 +46,6 @@ TICK_S: Final = 1.0
 """Between two events of a viewer."""
 READ_S: Final = 0.25
 """Between two looks into the log."""
-BEHIND_S: Final = 2.0
-"""Records are in the log at most this long after they happened, so levels are taken that much later."""
 HISTORY_BYTES: Final = 64 * 2**20
 """Of a run that is going on when this process starts, so much of the log is read."""
 TROUBLE_S_MAX: Final = 60.0
@@ -137,7 +135,7 @@ class ServerPage:
             self._picture.append(now_ns, record)
         if not records:
             now_ns = time.time_ns() - self._setup.zero_unix_ns
-            self._picture.reach(now_ns - int(BEHIND_S * NS_PER_S))
+            self._picture.reach(now_ns - BEHIND_NS)
         return bool(records)
 
     def _begin_anew(self) -> None:
@@ -314,7 +312,8 @@ class ServerPage:
         assert where.hostname is not None
         if where.scheme == "https":
             # The server is on this machine, and is known by the port that it opened.
-            context = ssl._create_unverified_context()
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection: HTTPConnection = HTTPSConnection(where.hostname, where.port, timeout=timeout_s, context=context)
         else:
             connection = HTTPConnection(where.hostname, where.port, timeout=timeout_s)

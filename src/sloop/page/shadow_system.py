@@ -17,28 +17,26 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import structs
 
 from sloop.app.application import SystemChoice
 from sloop.errors import SloopError
 from sloop.events import WOKE, Event
-from sloop.page.picture import Picture
+from sloop.page.picture import Picture, levels_of
 from sloop.page.questions import ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
 from sloop.report.explain.texts import plan_text
 from sloop.runlog import Record, read_log
 from sloop.runlog.fold import DeploymentState
-from sloop.runlog.follow import LogFollower
+from sloop.runlog.follow import BEHIND_NS, LogFollower
 from sloop.runlog.segments import segments_in
+from sloop.runlog.summary import shifted
 from sloop.serve.processes import begin, own_stdout
 from sloop.sim.engine import play
 from sloop.sim.world import World
 from sloop.systems.replay import header_of, rebuild, require_all
 from sloop.units import FOREVER_NS, NS_PER_S, to_s
-from sloop.vocabulary import Life, Request
+from sloop.vocabulary import Request
 
 READ_S: Final = 0.25
-BEHIND_NS: Final = 2 * NS_PER_S
-"""Records are in the log at most this long after they happened; the shadow stays that far behind."""
 NICE: Final = 10
 RECENT_S: Final = 60
 """Attainment and latency are those of so many seconds."""
@@ -63,14 +61,14 @@ class ShadowSystemTeller:
         rows: dict[str, ShadowSystemRow] = {}
         for name, records in self._picture.state.applications.items():
             runs = [record.run for record in records if not record.has_ended]
-            replicas = [replica for run in runs for replica in run.replicas.values()]
+            levels = levels_of(runs)
             plan = next((run.plan for run in runs if run.plan is not None), None)
             recent = self._picture.recent(name, RECENT_S)
             rows[name] = ShadowSystemRow(
-                ready=sum(replica.life is Life.READY for replica in replicas),
-                starting=sum(replica.life is Life.STARTING for replica in replicas),
-                cores=sum(run.cost.cores for run in runs),
-                usd_per_h=sum(run.cost.usd_per_h for run in runs),
+                ready=levels.ready,
+                starting=levels.starting,
+                cores=levels.cores,
+                usd_per_h=levels.usd_per_h,
                 attainment=recent.attainment,
                 p99_ms=recent.p99_ms,
                 plan=plan_text(plan) if plan is not None else "",
@@ -88,17 +86,11 @@ def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Ite
         for now_ns, record in records:
             if isinstance(record, Request) and now_ns >= from_ns:
                 last_ns = max(last_ns, now_ns - from_ns)
-                yield last_ns, _moved(record, from_ns)
+                yield last_ns, shifted(record, from_ns)
         if not records:
             last_ns = max(last_ns + 1, clock() - from_ns)
             yield last_ns, WOKE
             time.sleep(READ_S)
-
-
-def _moved(request: Request, by_ns: int) -> Request:
-    """A request so much earlier."""
-    sent_ns, arrived_ns = request.sent_ns - by_ns, request.arrived_ns - by_ns
-    return structs.replace(request, sent_ns=sent_ns, arrived_ns=arrived_ns, deadline_ns=request.deadline_ns - by_ns)
 
 
 def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:

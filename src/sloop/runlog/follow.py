@@ -9,7 +9,10 @@ import msgspec
 from sloop.errors import InputError
 from sloop.runlog import Header, Record
 from sloop.runlog.segments import is_there, opened, segment_path, segments_in
+from sloop.units import NS_PER_S
 
+BEHIND_NS: Final = 2 * NS_PER_S
+"""Records of a server are in its log at most this long after they happened, unless its disk is slow."""
 LINES_MAX: Final = 20_000
 """The most records of one call, so that a reader that has fallen behind can do other work in between."""
 

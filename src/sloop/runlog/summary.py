@@ -530,11 +530,11 @@ def on_schedule_clock(records: Iterable[tuple[int, Record]], *, first_ns: int) -
             zero_ns = record.sent_ns - first_ns
             yield from ((0, earlier) for _, earlier in held)
         if isinstance(record, Request):
-            record = _shifted(record, zero_ns)  # noqa: PLW2901  # the same request on another clock
+            record = shifted(record, zero_ns)  # noqa: PLW2901  # the same request on another clock
         yield max(0, now_ns - zero_ns), record
 
 
-def _shifted(request: Request, zero_ns: int) -> Request:
+def shifted(request: Request, zero_ns: int) -> Request:
     """The request on a clock that starts `zero_ns` later."""
     return structs.replace(
         request,
