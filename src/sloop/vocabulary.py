@@ -70,6 +70,14 @@ class Request(Struct, frozen=True, gc=False, tag="arrived", omit_defaults=True):
     """The client's own name for the request; empty if it gave none."""
     trace: str = ""
     """Where the request belongs in the client's trace, `TRACE-SPAN-FLAGS` as in W3C's `traceparent`; or empty."""
+    rows: int = 1
+    """How many rows its tensors have: the items that a model computes independently of each other."""
+    size: int = 0
+    """Elements of one row in the open dimensions of its largest input, such as the length of a text or height × width
+    of an image; 0 if all rows of the model are equally large."""
+    shape: tuple[int, ...] = ()
+    """The open dimensions of its inputs, if `size` does not tell them: rows of equal size and another shape cannot be
+    joined without padding."""
 
     @property
     def slo_ns(self) -> int:
@@ -108,6 +116,10 @@ class Visit(Struct, gc=False):
     group: int = 0
     """If it is tried again after its batch failed or was lost, or although it is hopeless: the visits with the same
     number run in one batch, with no others. Otherwise 0."""
+    rows: int = 1
+    """How many rows the stage computes for it."""
+    size: int = 0
+    """Of each of these rows, as in `Request`."""
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):
