@@ -7,7 +7,7 @@ This module must not depend on HTTP, processes or model files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from struct import Struct as Layout
 from typing import Any, Final
@@ -73,6 +73,11 @@ class Port(Struct, frozen=True):
         return self.has_rows and self.shape[:1] == (-1,)
 
     @property
+    def open_places(self) -> tuple[int, ...]:
+        """The open dimensions of one row, or of what belongs to a request as a whole."""
+        return tuple(place for place, size in enumerate(self.shape) if size < 0 and not (place == 0 and self.has_rows))
+
+    @property
     def kind(self) -> str:
         """Type and shape, such as `FP32[-1, 3, 224, 224]`."""
         return f"{self.datatype}{list(self.shape)}"
@@ -122,6 +127,21 @@ class Signature(Struct, frozen=True):
     def has_rows(self) -> bool:
         """Whether the first dimension of every input and output is variable: its size is then the number of rows."""
         return all(port.counts_rows for port in (*self.inputs, *self.outputs))
+
+
+def open_places_of(ports: Iterable[Port]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The positions of the ports that have open dimensions, each with these (`Port.open_places`)."""
+    return tuple((position, places) for position, port in enumerate(ports) if (places := port.open_places))
+
+
+def size_and_shape(lengths: Sequence[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
+    """The `size` and `shape` of a request (`sloop.vocabulary.Request`) whose inputs have open dimensions of these
+    lengths, one tuple for each input: the elements of the largest, and all lengths unless they are one dimension each
+    of one length. An empty row counts as one element, because 0 stands for models without open dimensions."""
+    first = lengths[0]
+    if len(first) == 1 and first[0] and lengths.count(first) == len(lengths):
+        return first[0], ()
+    return max(1, *map(prod, lengths)), tuple(chain.from_iterable(lengths))
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:

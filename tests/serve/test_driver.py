@@ -60,7 +60,7 @@ from sloop.serve.driver import (
     ServedVersion,
     Turns,
 )
-from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.messages import RequestEnded, Run, VariantJoining
 from sloop.serve.protocols import BackendListener, EdgeClient, OnDifference, Servable, SpareProcesses
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
@@ -265,6 +265,30 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
         assert log.records[0][0] >= request.arrived_ns + ms(2)
 
     play(scene, finish_at_once, log=log)
+
+
+def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_may_mix_them() -> None:
+    def joining(obstacle: str) -> dict[tuple[str, str], VariantJoining]:
+        return {("a", "v"): VariantJoining("a", "v", obstacle, "")}
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        submit(driver, edge, b"1")
+        submit(driver, edge, b"2", rows=3, size=8, shape=(2, 4), request_id="mine")
+        submit(driver, edge, b"3", rows=3)
+        driver.add(ServedVersion("app@2", "app", "2", ms(200), ONE, joining=joining("it sorts")))
+        driver.add(ServedVersion("app@3", "app", "3", ms(200), ONE, joining=joining("")))
+        submit(driver, edge, b"4", rows=3, size=8, shape=(2, 4), version="2")
+        submit(driver, edge, b"5", rows=3, version="2")
+        submit(driver, edge, b"6", rows=3, version="3")
+        assert backend.on_difference
+        backend.on_difference(R, "a", "v", "it differs")
+        submit(driver, edge, b"7", rows=3, version="3")
+        await turn()
+        found = [(event.rows, event.size, event.shape) for event in core.events if isinstance(event, Request)]
+        assert found == [(1, 0, ()), (3, 8, (2, 4)), (3, 0, ()), (1, 24, ()), (1, 3, ()), (3, 0, ()), (1, 3, ())]
+
+    play(scene)
 
 
 def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:

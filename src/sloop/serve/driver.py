@@ -107,6 +107,7 @@ class ServedVersion:
         "answer_needs",
         "answered_rows",
         "application",
+        "is_whole",
         "joining",
         "key",
         "labels",
@@ -138,6 +139,21 @@ class ServedVersion:
         self.answer_needs = wiring.answer.needs
         self.answered_rows = 0
         """Of the requests that it has served, in time or late."""
+        self.is_whole = False
+        """Whether requests are one unit each, because a model of a first stage may mix their rows: to the core, such a
+        request is one row, and the number of its rows is a part of the row's size."""
+        self.look_at_joining()
+
+    def look_at_joining(self) -> None:
+        """Set `is_whole`, when it is known or has changed whether requests may share a forward pass."""
+        has_rows = any(port.counts_rows for port in self.wiring.signature.inputs)
+        alone = {stage for (stage, _), known in self.joining.items() if known.obstacle}
+        self.is_whole = has_rows and any(
+            source.stage == APPLICATION
+            for stage in alone
+            for sources in self.wiring.inputs[stage]
+            for source in sources
+        )
 
     def needed(self, stage: str, outputs: tuple[int, ...]) -> tuple[int, ...]:
         """The places of a stage's outputs that a request needs if it wants these outputs of the application; () for
@@ -499,12 +515,14 @@ class Driver:
         trace: str = "",
         rows: int = 1,
         outputs: tuple[int, ...] = (),
+        size: int = 0,
+        shape: tuple[int, ...] = (),
     ) -> RequestId:
         """Submit a request of `rows`, whose tensors are in `block`. `edge`, which calls it `number`, is told once how
         it ended, possibly before `submit` returns, but not after `cancel`. `outputs` are the places of the outputs that
-        its client wants; () for all.
+        its client wants; () for all. `size` and `shape` are those of a row (`sloop.vocabulary.Request`).
 
-        For the options see `sloop.serve.edge.sink.EdgeSink`.
+        For the other options see `sloop.serve.edge.sink.EdgeSink`.
         """
         self._last_id += 1
         request = RequestId(self._last_id)
@@ -523,11 +541,17 @@ class Driver:
         self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, outputs)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
+        if served.is_whole:
+            rows, size, shape = 1, rows * (size or 1), ()
         if self._has_several_applications or version or request_id or trace:
             name = application if self._has_several_applications or version else ""
-            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns, (), name, version, request_id, trace))
+            named = (name, version, request_id, trace)
+            event = Request(request, sent_ns, arrived_ns, deadline_ns, (), *named, rows, size, shape)
+        elif rows > 1 or size:
+            event = Request(request, sent_ns, arrived_ns, deadline_ns, rows=rows, size=size, shape=shape)
         else:
-            self.on_event(Request(request, sent_ns, arrived_ns, deadline_ns))
+            event = Request(request, sent_ns, arrived_ns, deadline_ns)
+        self.on_event(event)
         return request
 
     def cancel(self, request: RequestId) -> None:
@@ -604,6 +628,7 @@ class Driver:
         if served is None or known is None or known.obstacle:
             return
         served.joining[stage, variant] = structs.replace(known, obstacle=why, evidence="")
+        served.look_at_joining()
         what = "version %s of %r: replica %d of stage %r: %s; from now on each request runs alone"
         _log.error(what, served.version, served.application, replica, known.stage, why)
         self._backend.run_alone(stage, variant, why)

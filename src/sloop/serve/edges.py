@@ -204,6 +204,8 @@ class EdgePort:
             trace=record.trace,
             rows=record.rows,
             outputs=record.outputs,
+            size=record.size,
+            shape=record.shape,
         )
 
     def _cancel(self, record: Cancel) -> None:

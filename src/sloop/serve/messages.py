@@ -232,6 +232,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     rows: int = 1
     outputs: tuple[int, ...] = ()
     """The places of the application's outputs that its client wants; () for all."""
+    size: int = 0
+    shape: tuple[int, ...] = ()
+    """Of one row; see `sloop.vocabulary.Request`."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Iterator
 from functools import partial
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -97,6 +98,30 @@ def test_a_request_says_which_outputs_it_wants_if_not_all(scene: Scene) -> None:
     for names in ((), ("a", "b", "c"), ("c", "a"), ("b",)):
         scene.sink.submit(tensors, application="demo", outputs=names, on_end=scene.ended.append)
     assert [each.outputs for each in scene.sent if isinstance(each, Submit)] == [(), (), (0, 2), (1,)]
+
+
+def test_a_request_says_its_rows_and_how_large_each_is(scene: Scene) -> None:
+    ids, mask = Port("ids", "UINT8", (-1, -1)), Port("mask", "UINT8", (-1, -1))
+    image, whole = Port("image", "UINT8", (-1, 3, -1, -1)), Port("edges", "UINT8", (2, -1), has_rows=False)
+
+    def said(ports: list[Port], *shapes: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        signature = structs.replace(SIGNATURE, inputs=tuple(ports))
+        scene.sink.offer(structs.replace(OFFER, signature=signature))
+        tensors = {
+            port.name: Tensor("UINT8", shape, bytes(prod(shape))) for port, shape in zip(ports, shapes, strict=True)
+        }
+        scene.sink.submit(tensors, application="demo", on_end=scene.ended.append)
+        submit = scene.sent.pop()
+        assert isinstance(submit, Submit)
+        return submit.rows, submit.size, submit.shape
+
+    assert said([Port("x", "UINT8", (-1, 4))], (3, 4)) == (3, 0, ())
+    assert said([ids, mask], (2, 7), (2, 7)) == (2, 7, ())
+    assert said([ids, mask], (2, 7), (2, 5)) == (2, 7, (7, 5))
+    assert said([ids], (1, 0)) == (1, 1, (0,)), "an empty text is no model without open dimensions"
+    assert said([image], (2, 3, 10, 20)) == (2, 200, (10, 20))
+    assert said([image, ids], (1, 3, 1, 2), (1, 9)) == (1, 9, (1, 2, 9))
+    assert said([whole], (2, 6)) == (1, 6, ())
 
 
 def test_a_large_answer_is_released_when_its_last_view_is_gone(scene: Scene) -> None:

@@ -35,11 +35,12 @@ from sloop.serve.network import BlockClient, NodeTls
 from sloop.serve.protocols import RequestResult
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address, Arena, ArenaFull
-from sloop.tensor import Tensor
+from sloop.tensor import Tensor, open_places_of, size_and_shape
 from sloop.vocabulary import Outcome, RequestId
 
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 NOTHING: Final[Mapping[str, Tensor]] = {}
+NO_SHAPE: Final[tuple[int, ...]] = ()
 UNREADABLE: Final = (ProtocolError, ValueError, LookupError)
 """What the answer of an agent can bring that has died, or is broken."""
 COPIED_BYTES: Final = 128 * 1024
@@ -102,6 +103,9 @@ class OfferedModel:
         self.outputs = [port.name for port in offer.signature.outputs]
         self.counting = next((port.name for port in offer.signature.inputs if port.counts_rows), "")
         """An input whose first dimension is the number of rows; empty if there is none."""
+        ports = offer.signature.inputs
+        self.open = [(ports[position].name, places) for position, places in open_places_of(ports)]
+        """The inputs with further open dimensions, each with these; empty if all rows are equally large."""
         self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
         """By version."""
 
@@ -191,11 +195,19 @@ class EdgeSink:
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
         rows = tensors[offered.counting].shape[0] if offered.counting else 1
+        size, shape = 0, NO_SHAPE
+        if offered.open:
+            size, shape = size_and_shape(
+                [tuple([tensors[name].shape[place] for place in places]) for name, places in offered.open]
+            )
         wanted: tuple[int, ...] = ()
         if outputs and len(outputs) < len(offered.outputs):
             wanted = tuple([place for place, name in enumerate(offered.outputs) if name in outputs])
         self._send(
-            Submit(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace, rows, wanted)
+            Submit(
+                *(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace),
+                *(rows, wanted, size, shape),
+            )
         )
         return RequestId(number)
 
