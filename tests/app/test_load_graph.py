@@ -9,6 +9,7 @@ from sloop.app.document import parse_yaml
 from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When
 from sloop.app.load import read_application
 from sloop.errors import InputError
+from sloop.sizes import SizeClasses
 from sloop.systems.setup import application_in, definition_of, set_up
 from sloop.units import ms
 from sloop.vocabulary import Path as Way
@@ -147,6 +148,21 @@ def test_a_stage_may_declare_how_long_a_batch_may_run() -> None:
     assert [stage.response_timeout_s for stage in app.stages] == [0.0, 2.5]
     with pytest.raises(InputError, match=r"response_timeout_s: must be a number (.|\n)*0\.5"):
         read(A, "name: b, after: a, response_timeout_s: 0.5")
+
+
+def test_a_stage_may_declare_its_classes_of_sizes() -> None:
+    app = read(A, "name: b, after: a, sizes: [16, 64]")
+    assert [stage.size_classes for stage in app.stages] == [SizeClasses(), SizeClasses((16, 64))]
+    assert last(A, "name: b, after: a, sizes: 128").sizes == (128,)
+    for wrong, message in (
+        ("[]", "0 sizes; a stage has 1 to 64"),
+        ("[64, 16]", "the size 16 comes after 64; sizes ascend"),
+        ("[16, 16]", "the size 16 is given twice"),
+        ("[0, 16]", r"sizes\[0\]: must be a whole number"),
+        ("[16, 1.5]", r"sizes\[1\]: must be a whole number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read(A, f"name: b, after: a, sizes: {wrong}")
 
 
 def test_stages_may_be_written_in_any_order() -> None:

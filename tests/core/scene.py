@@ -57,6 +57,7 @@ class Belief:
     prior_weight: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
     shapes: dict[Shape, "Belief"] = field(default_factory=dict)
+    sizes: dict[int, "Belief"] = field(default_factory=dict)
     layer_count: int = 0
     multiply_adds: float = 0.0
     sharing: DeviceSharing | None = None
@@ -97,7 +98,13 @@ class Belief:
         return NO_SLOWDOWN if self.sharing is None else self.sharing.law
 
     def of(self, shape: Shape) -> "Belief":
-        return self if shape == ALONE else self.shapes.setdefault(shape, replace(self, observed=[], shapes={}))
+        return self if shape == ALONE else self.shapes.setdefault(shape, self._other())
+
+    def at(self, size: int) -> "Belief":
+        return self.sizes.setdefault(size, self._other()) if size else self
+
+    def _other(self) -> "Belief":
+        return replace(self, observed=[], shapes={}, sizes={})
 
 
 @dataclass

@@ -17,6 +17,7 @@ from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, 
 from sloop.app.limits import Limits, ServerLimits
 from sloop.options import Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
+from sloop.sizes import SizeClasses
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
 
@@ -80,6 +81,13 @@ class Stage:
     response_timeout_s: float = 0.0
     """After how many seconds a batch that has not finished is given up, with its replica; 0: the default, which follows
     from the believed duration and the deadline (`core.stage.StageState.give_up_ns`)."""
+    sizes: tuple[int, ...] = ()
+    """The declared bounds of its classes of sizes, ascending."""
+
+    @property
+    def size_classes(self) -> SizeClasses:
+        """The classes of the sizes of rows: as declared, or those of the grid."""
+        return SizeClasses(self.sizes)
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError if there is none."""

@@ -33,15 +33,18 @@ from sloop.profile.profile import (
     path_beside,
 )
 from sloop.profile.published import PUBLISHED
+from sloop.sizes import SizeClasses
 from sloop.text import listed
 from sloop.units import ROUNDING, WIDE_ROUNDING, ms
 from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry", "inputs")
-TIMEOUT_KEY: Final = "response_timeout_s"
+TIMEOUT_KEY, SIZES_KEY = "response_timeout_s", "sizes"
 VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
+CLASSES_MAX: Final = 64
+"""Declared classes of sizes: as many as the grid has up to 4 × 10⁹."""
 SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
 
 
@@ -71,7 +74,7 @@ def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ..
 
 
 def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
-    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS, TIMEOUT_KEY), required=("name",))
+    fields = value.mapping(("name", *VARIANT_KEYS, "variants", *EDGE_KEYS, TIMEOUT_KEY, SIZES_KEY), required=("name",))
     name = read_name(fields["name"])
     after = _after(fields)
     return Stage(
@@ -84,7 +87,18 @@ def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
         entry=fields["entry"].boolean() if "entry" in fields else False,
         inputs=_input_sources(fields["inputs"], after) if "inputs" in fields else (),
         response_timeout_s=fields[TIMEOUT_KEY].number(least=1, most=1e6) if TIMEOUT_KEY in fields else 0.0,
+        sizes=_sizes(fields[SIZES_KEY]) if SIZES_KEY in fields else (),
     )
+
+
+def _sizes(value: Value) -> tuple[int, ...]:
+    """The bounds of classes of sizes, one or a list, ascending."""
+    values = value.one_or_more()
+    if not 1 <= len(values) <= CLASSES_MAX:
+        value.fail(f"{len(values)} sizes; a stage has 1 to {CLASSES_MAX}", "or leave 'sizes' out")
+    bounds = tuple(each.integer(least=1) for each in values)
+    with placed(value):
+        return SizeClasses(bounds).bounds
 
 
 def _variants(stage: Value, name: str, folder: FilePath, kinds: Kinds) -> tuple[Variant, ...]:

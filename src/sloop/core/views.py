@@ -98,6 +98,11 @@ class Belief(Protocol):
         """The estimate of replicas of another shape, which learns only from their batches; itself for `ALONE`."""
         ...
 
+    def at(self, size: int) -> "Belief":
+        """The estimate of batches whose rows are of the class of `size`, which learns only from them; itself for 0,
+        where it is the mean of all classes."""
+        ...
+
     @property
     def layer_count(self) -> int:
         """How many layer blocks of the model were measured; 0 if none were, so that it can have no shadow."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
+from sloop.sizes import GRID, SizeClasses
 from sloop.transient import Cache
 from sloop.units import ms, s
 from sloop.vocabulary import ALONE, Shape, Slot, bounds_of, shadow_in
@@ -59,7 +60,9 @@ class Estimate:
         "_costs_ns",
         "_highest",
         "_shapes",
+        "_sizes",
         "accuracy",
+        "classes",
         "hardware",
         "margin",
         "prior_weight",
@@ -74,6 +77,7 @@ class Estimate:
         variant: str = "",
         hardware: str = "",
         accuracy: float | None = None,
+        classes: SizeClasses = GRID,
         margin: float = 1.0,
         correct: bool = True,
     ) -> None:
@@ -82,6 +86,8 @@ class Estimate:
         self.variant = variant
         self.hardware = hardware
         self.accuracy = accuracy
+        self.classes = classes
+        """Those of the sizes of rows."""
         self.margin = margin
         self._correct = correct
         self.prior_weight = 1.0
@@ -96,11 +102,18 @@ class Estimate:
         self._blocks: Cache[tuple[float, float, float], BlockCosts] = Cache()
         """By the cores of a body and of its shadow, and the factor."""
         self._shapes: dict[Shape, ShapeEstimate] = {}
+        self._sizes: dict[int, SizeEstimate] = {}
+        """By class of size; at most as many as there are classes."""
 
     @property
     def _declared(self) -> dict[str, Any]:
         """What an estimate of the same variant on the same hardware is made with."""
-        return {"variant": self.variant, "hardware": self.hardware, "accuracy": self.accuracy}
+        return {
+            "variant": self.variant,
+            "hardware": self.hardware,
+            "accuracy": self.accuracy,
+            "classes": self.classes,
+        }
 
     def times(self, factor: float) -> "Estimate":
         """The estimate, as it begins, for a machine on which everything takes `factor` times as long."""
@@ -115,6 +128,17 @@ class Estimate:
             while len(self._shapes) >= SHAPES_MAX:
                 del self._shapes[next(iter(self._shapes))]
             self._shapes[shape] = found = ShapeEstimate(self, shape)
+        return found
+
+    def at(self, size: int) -> "Estimate":
+        """The estimate for batches whose rows are of the class of `size`, which learns only from them; this one for
+        0."""
+        if not size:
+            return self
+        bound = self.classes.class_of(size)
+        found = self._sizes.get(bound)
+        if found is None:
+            self._sizes[bound] = found = SizeEstimate(self, bound)
         return found
 
     @property
@@ -345,6 +369,34 @@ class ShapeEstimate(Estimate):
     def of(self, shape: Shape) -> Estimate:
         """The estimate of another shape of the same model."""
         return self if shape == self._shape else self._whole.of(shape)
+
+
+class SizeEstimate(Estimate):
+    """The estimate for rows of one class of size: profile × a correction of its own."""
+
+    __slots__ = ("_whole", "size")
+
+    def __init__(self, whole: Estimate, size: int) -> None:
+        super().__init__(whole.profile, **whole._declared, margin=whole.margin, correct=whole._correct)
+        self._whole = whole
+        self.size = size
+        """The largest size of the class."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """That of a replica, which serves rows of all sizes."""
+        return self._whole.memory_bytes
+
+    def of(self, shape: Shape) -> Estimate:
+        """The estimate for this class and another shape of the same model."""
+        return self._whole.of(shape).at(self.size)
+
+    def at(self, size: int) -> Estimate:
+        """The estimate for another class; that for all classes for 0."""
+        return self._whole.at(size)
+
+    def _base(self, cores: float) -> tuple[int, ...]:
+        return self._whole._base(cores)
 
 
 class CrowdedEstimate(Estimate):

@@ -153,6 +153,7 @@ def beliefs_of(application: Application, *, resizes: bool = True) -> EstimateMap
                     variant=variant.name,
                     hardware=hardware,
                     accuracy=variant.accuracy,
+                    classes=stage.size_classes,
                     margin=chosen.margin,
                     correct=chosen.correct,
                 )

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sloop import actions, events, vocabulary
+from sloop import actions, events, sizes, vocabulary
 from sloop.core import ApplicationParts, Core
 from sloop.core.views import Bucket, CoreDemand, DeviceView, ReplicaView
 from sloop.errors import InputError, SloopError
@@ -59,7 +59,7 @@ JSON_INT: Final = 2**63
 PLAIN: Final = frozenset({int, str, bool, NoneType})
 VALUES: Final = frozenset(
     kind
-    for module in (vocabulary, actions, events)
+    for module in (vocabulary, actions, events, sizes)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Struct) and kind is not Struct
 ) | {Bucket, ReplicaView, DeviceView, CoreDemand}

@@ -1,0 +1,51 @@
+"""Classes of sizes: rows of similar size share a queue, a batch and an estimate.
+
+The size of a row is the number of elements of its largest input in the dimensions that the model leaves open: the
+length of a text, height × width of an image. A class is named by its upper bound. 0 is the class of rows that all have
+one size.
+"""
+
+from bisect import bisect_left
+from typing import Final
+
+from msgspec import Struct
+
+
+class SizeClasses(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The upper bounds of the classes, ascending. Above the last one the grid goes on (`grid_bound`); without any, all
+    classes are those of the grid."""
+
+    bounds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError for a bound below 1, or bounds that do not ascend."""
+        before = 0
+        for bound in self.bounds:
+            if bound < 1:
+                raise ValueError(f"a size of {bound}; a size is at least 1")
+            if bound == before:
+                raise ValueError(f"the size {bound} is given twice")
+            if bound < before:
+                raise ValueError(f"the size {bound} comes after {before}; sizes ascend")
+            before = bound
+
+    def class_of(self, size: int) -> int:
+        """The smallest bound ≥ `size`; 0 for 0."""
+        bounds = self.bounds
+        if not bounds or size > bounds[-1]:
+            return grid_bound(size)
+        return bounds[bisect_left(bounds, size)] if size else 0
+
+
+GRID: Final = SizeClasses()
+"""Those of the grid alone."""
+
+
+def grid_bound(size: int) -> int:
+    """The smallest number ≥ `size` among 1, 2, 3, 4, 6, 8, 12, 16, 24, …: powers of two, and 1.5 times each from 2 on;
+    0 for 0. So no row is less than two thirds of its class."""
+    if size <= 2:
+        return size
+    power = 1 << (size - 1).bit_length()
+    middle = power - power // 4
+    return middle if size <= middle else power
