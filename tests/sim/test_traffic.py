@@ -14,9 +14,14 @@ from sloop.events import Deployed
 from sloop.page.answers import served_now
 from sloop.runlog import FileLog, read_log
 from sloop.runlog.summary import RunRow
+from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario, run_systems
 from sloop.sim.traffic import recorded_traffic
+from sloop.systems.replay import header_of
 from sloop.systems.setup import application_in, definition_of, set_up
+from sloop.workload import Trace
+from sloop.workload.trace import first_works
+from tests.sim.scene import world
 
 SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
 
@@ -46,6 +51,20 @@ def test_the_same_system_with_the_same_requests_does_the_same_again(recorded: tu
     (again,) = run_systems(scenario, scenario.systems, check_first=None)
     assert again.row.requests == row.requests
     assert again.row.attainment == pytest.approx(row.attainment, abs=0.01)  # durations are drawn by other streams
+
+
+def test_requests_bring_again_what_they_brought(tmp_path: Path) -> None:
+    trace = {"kind": "poisson", "rate": 20, "rows": [1, 2], "sizes": [8, 512]}
+    made = world(trace=trace)
+    header = header_of(made.setup(), origin="sim", seed=1)
+    with FileLog(tmp_path / "run.jsonl", header) as log:
+        simulate(made, [log])
+    scenario = recorded_traffic(tmp_path / "run.jsonl").scenario
+    again = scenario.traces["scene"]
+    assert isinstance(again, Trace)
+    assert list(again.times_ns()) == list(made.trace.times_ns())
+    assert first_works(again, 1_000) == first_works(made.trace, 1_000)
+    assert {work.size for work in first_works(again, 1_000)} == {8, 512}
 
 
 def test_only_the_last_seconds(recorded: tuple[Path, RunRow]) -> None:

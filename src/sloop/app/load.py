@@ -573,12 +573,18 @@ def _traces(
 
 
 def _trace(value: Value, folder: FilePath) -> dict[str, object]:
-    """Check the options of a trace and return them; `file` becomes an absolute path."""
+    """Check the options of a trace and return them; files become absolute paths."""
     trace_options(value)
-    trace = {key: field.content for key, field in value.mapping().items()}
-    if "file" in trace:
-        trace["file"] = str(existing_file(value.mapping()["file"], folder))
-    return trace
+    trace = _with_file(value, folder)
+    works = [key for key in ("rows", "sizes") if isinstance(trace.get(key), Mapping)]
+    return trace | {key: _with_file(value.under(key, trace[key]), folder) for key in works}
+
+
+def _with_file(value: Value, folder: FilePath) -> dict[str, object]:
+    """The options, in which a `file` is an absolute path."""
+    fields = value.mapping()
+    options = {key: field.content for key, field in fields.items()}
+    return options | ({"file": str(existing_file(fields["file"], folder))} if "file" in fields else {})
 
 
 def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:

@@ -1,7 +1,7 @@
 """A scenario out of the event log of a server: its applications and nodes, and the requests that really came.
 
 So a user can ask what another system would have done with his own traffic. Of the log only the requests are used: when
-each was sent, and by what it was called. Durations come from the profiles, as in every scenario.
+each was sent, what it brought, and by what it was called. Durations come from the profiles, as in every scenario.
 """
 
 from array import array
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -20,7 +21,10 @@ from sloop.runlog import Header, RecordedLog, read_log
 from sloop.systems.replay import ServedApplications, require_all
 from sloop.units import quantile, s, to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
-from sloop.workload.trace import trace_of
+from sloop.workload import Trace, Work, trace_of
+
+ONE_ROW: Final = Work()
+"""What every request brings to a model of one size."""
 
 
 class HappenedRow(Struct, frozen=True, kw_only=True):
@@ -55,8 +59,31 @@ class _Requests:
 
     def __init__(self) -> None:
         self.sent_ns = array("q")
+        self.works: list[Work] = []
+        """What each of them brought; empty as long as each brought one row of the only size."""
+        self._known: dict[Work, Work] = {}
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.latencies_ns: list[int] = []
+
+    def add(self, request: Request, from_ns: int) -> None:
+        """One of them; instants count from `from_ns`."""
+        work = Work(request.rows, request.size, request.shape)
+        if self.works or work != ONE_ROW:
+            self.works += [ONE_ROW] * (len(self.sent_ns) - len(self.works))
+            self.works.append(self._known.setdefault(work, work))
+        self.sent_ns.append(request.sent_ns - from_ns)
+
+    def trace(self, name: str, duration_ns: int, path: Path) -> Trace:
+        """They, in the order in which they were sent."""
+        order = sorted(range(len(self.sent_ns)), key=self.sent_ns.__getitem__)
+        works = [self.works[place] for place in order] if self.works else []
+        return trace_of(
+            map(self.sent_ns.__getitem__, order),
+            duration_ns=duration_ns,
+            name=name,
+            provenance=f"measured: the requests in {path}",
+            works=works.__iter__ if works else None,
+        )
 
     def row(self, name: str) -> HappenedRow:
         """What became of them."""
@@ -103,7 +130,7 @@ def _read(log: RecordedLog, served: ServedApplications, from_ns: int) -> dict[st
     for now_ns, record in log:
         if isinstance(record, Request) and record.sent_ns >= from_ns:
             application = requests.setdefault(record.application or first, _Requests())
-            application.sent_ns.append(record.sent_ns - from_ns)
+            application.add(record, from_ns)
             waiting[record.id] = application, record.sent_ns
         elif isinstance(record, End) and record.request in waiting:
             application, sent_ns = waiting.pop(record.request)
@@ -125,11 +152,6 @@ def _scenario(
         if name in requests
     )
     choice = SystemChoice(header.system)
-    traces = {
-        name: trace_of(
-            sorted(found.sent_ns), duration_ns=length_ns, name=name, provenance=f"measured: the requests in {path}"
-        )
-        for name, found in requests.items()
-    }
+    traces = {name: found.trace(name, length_ns, path) for name, found in requests.items()}
     deployment = Deployment(header.name, served, choice, header.cluster, file=str(path))
     return Scenario(deployment, traces, to_s(length_ns), 0, Truth(), (choice,))

@@ -317,7 +317,8 @@ class World:
             application="" if self._is_alone else name,
             numbering=self._numbering(name),
         )
-        arrivals = network.deliver(clients.trace.times_ns())
+        works = clients.trace.works
+        arrivals = network.deliver(clients.trace.times_ns(), None if works is None else works())
         if application.declared_paths:
             arrivals = self._branches(application).entering(arrivals)
         if self.lead_ns or clients.begins_ns:

@@ -4,7 +4,8 @@
 (the Azure LLM traces), times between arrivals as text or JSON (Orion's inter_arrival_times.json), DISB workloads
 (JSON), and folders or archives of BATCH's MAPk_D0 and MAPk_D1 matrices. `trace_from` reads a declaration:
 `{kind: poisson, rate: 100}` generates a trace and `{file: trace.txt, start_s: 60}` reads one; `thin`, `compress` and
-`repeat` then apply to both, in this order. InputError names file and line, or the key, of a mistake.
+`repeat` then apply to both, in this order, and then `rows` and `sizes` say what the requests bring. InputError names
+file and line, or the key, of a mistake.
 """
 
 import re
@@ -12,10 +13,12 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from heapq import merge
 from itertools import chain, islice, takewhile
+from itertools import repeat as endless
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeGuard
 
 import msgspec
 
@@ -57,11 +60,14 @@ from sloop.workload.parse import (
     refuse,
     split_entries,
 )
+from sloop.workload.sizes import ROWS, SIZES, NumberColumn, NumbersOption, drawn, numbers_in, numbers_of, read_numbers
 from sloop.workload.trace import (
     NOT_NEGATIVE,
     POSITIVE,
     RATE_ABOVE_0,
     Trace,
+    Work,
+    Works,
     compress,
     cut,
     repeat,
@@ -114,25 +120,47 @@ class TraceFile:
     scale: Annotated[float, Range(above=0, most=1e6)] = 1.0
 
 
-def read_trace(source: TraceFile | Path | str, *, seed: int = 0) -> Trace:
-    """Read a recorded trace; `seed` determines the arrival times of files that only have counts or rates.
+def read_trace(
+    source: TraceFile | Path | str, *, seed: int = 0, rows_column: str = "", sizes_column: str = ""
+) -> Trace:
+    """Read a recorded trace; `seed` determines the arrival times of files that only have counts or rates. The named
+    columns have the rows of each request, and the sizes of these.
 
     InputError if the file cannot be read or holds something else.
     """
     recorded = source if isinstance(source, TraceFile) else TraceFile(Path(source))
+    column = rows_column or sizes_column
     if recorded.format == Format.MAP or (recorded.format == Format.AUTO and is_maps(recorded.file)):
+        _check_columns(column, Format.MAP, str(recorded.file))
         trace = read_maps(recorded.file, member=recorded.member, dwell_s=recorded.dwell_s, seed=seed)
         return _cut_and_scaled(trace, recorded, seed)
     text = read_text(recorded.file, member=recorded.member)
     found = _format_of(recorded, text)
+    _check_columns(column, found, text.where)
     if found == Format.COUNTS:
         return _counted_trace(text, recorded, seed)
     if found == Format.DISB:
         return _cut_and_scaled(parse_disb(text, client=recorded.client, seed=seed), recorded, seed)
     name = recorded.file.name
     times_ns = _gap_times_ns(text, recorded) if found == Format.GAPS else _stamped_times_ns(text, recorded)
-    trace = trace_of(times_ns, name=name, provenance=f"measured: {name}, {found} in {recorded.unit}")
+    works = _works(text, rows_column, sizes_column) if column else None
+    trace = trace_of(times_ns, name=name, provenance=f"measured: {name}, {found} in {recorded.unit}", works=works)
     return _cut_and_scaled(trace, recorded, seed)
+
+
+def _check_columns(column: str, format: Format, where: str) -> None:
+    if column and format not in (Format.TIMESTAMPS, Format.GAPS):
+        help_text = "say `format: timestamps` or `gaps` if each row is one request, or name the `file` of the column"
+        refuse(where, f"the column {column!r} has no number for each request of a file of {format}", help_text)
+
+
+def _works(text: SourceText, rows_column: str, sizes_column: str) -> Works:
+    """What the requests of a CSV file with a row for each of them bring."""
+    rows: Iterator[int] = numbers_in(text, rows_column, ROWS) if rows_column else endless(1)
+    sizes: Iterator[int] = numbers_in(text, sizes_column, SIZES) if sizes_column else endless(0)
+    known: dict[Work, Work] = {}  # equal ones are one object, so that millions of them need little memory
+    works = [known.setdefault(work, work) for work in map(Work, rows, sizes)]
+    return works.__iter__
 
 
 def _format_of(recorded: TraceFile, text: SourceText) -> Format:
@@ -418,11 +446,29 @@ def _matrix(text: SourceText) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class TraceChanges:
-    """Changes that apply to every trace, after it was generated or read."""
+    """Changes that apply to every trace, after it was generated or read, and what its requests bring."""
 
     thin: Fraction = 1.0
     compress: Annotated[float, Range(above=0, most=1e9)] = 1.0
     repeat: Annotated[int, Range(least=1, most=1e6)] = 1
+    rows: NumbersOption | None = None
+    """How many rows each request brings; None: one."""
+    sizes: NumbersOption | None = None
+    """How large these are; None: all equally large."""
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The columns of the trace's own file that have rows and sizes; empty for none."""
+        rows, sizes = (each.column if _is_own(each) else "" for each in (self.rows, self.sizes))
+        return rows, sizes
+
+
+def _is_own(numbers: NumbersOption | None) -> TypeGuard[NumberColumn]:
+    """Whether these are a column of the trace's own file."""
+    return isinstance(numbers, NumberColumn) and numbers.file is None
+
+
+READERS: Final = {"rows": partial(read_numbers, limits=ROWS), "sizes": partial(read_numbers, limits=SIZES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,9 +496,14 @@ def trace_options(value: Value) -> TraceOptions:
         value.fail("a trace has either `kind` or `file`", f"kinds: {', '.join(KINDS)}; or `file:` and a path to read")
     if "file" in fields:
         recorded = read_options(TraceFile, value, also=keys_of(TraceChanges))
-        return TraceOptions(recorded, read_options(TraceChanges, value, also=keys_of(TraceFile)))
+        return TraceOptions(recorded, read_options(TraceChanges, value, also=keys_of(TraceFile), readers=READERS))
     process = kind_of(value, also=keys_of(GeneratedChanges))
-    return TraceOptions(process, read_options(GeneratedChanges, value, also=("kind", *keys_of(type(process)))))
+    others = "kind", *keys_of(type(process))
+    changes = read_options(GeneratedChanges, value, also=others, readers=READERS)
+    for key, column in zip(READERS, changes.columns, strict=True):
+        if column:
+            fields[key].fail(f"a generated trace has no column {column!r}", "name the `file` that has it")
+    return TraceOptions(process, changes)
 
 
 def trace_from(spec: Declared, *, seed: int, duration_s: float | None, folder: Path) -> Trace:
@@ -467,13 +518,20 @@ def trace_from(spec: Declared, *, seed: int, duration_s: float | None, folder: P
     options = trace_options(value)
     changes = options.changes
     if isinstance(options.source, TraceFile):
-        trace = read_trace(replace(options.source, file=folder / options.source.file), seed=seed)
+        rows, sizes = changes.columns
+        recorded = replace(options.source, file=folder / options.source.file)
+        trace = read_trace(recorded, seed=seed, rows_column=rows, sizes_column=sizes)
     else:
         assert isinstance(changes, GeneratedChanges), f"{options.source} is generated"
         trace = _generated(options.source, changes, value, seed=seed, duration_s=duration_s)
     changed = repeat(compress(thin(trace, changes.thin, seed=seed), changes.compress), changes.repeat)
     Range(least=0, most=LENGTH_S_MAX).check(to_s(changed.duration_ns), value.under("duration_s", None).where)
-    return changed if duration_s is None else cut(changed, duration_ns=s(duration_s))
+    whole = changed if duration_s is None else cut(changed, duration_ns=s(duration_s))
+    numbers = {
+        key: None if declared is None or _is_own(declared) else numbers_of(declared, limits, folder)
+        for key, declared, limits in (("rows", changes.rows, ROWS), ("sizes", changes.sizes, SIZES))
+    }
+    return drawn(whole, seed=seed, **numbers)
 
 
 def _generated(

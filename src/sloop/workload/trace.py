@@ -1,8 +1,10 @@
-"""A trace: when requests arrive. The value itself, changes to it, its statistics, and writing it to files.
+"""A trace: when requests arrive, and what they bring. The value itself, changes to it, its statistics, and writing it
+to files.
 
 Arrivals are sorted whole nanoseconds from the start of the trace. A trace is lazy: it generates its arrivals anew each
 time it is iterated, always the same ones, about one second of them in memory at a time; a change makes a new lazy
-trace. `sloop.workload.generate` and `sloop.workload.read` make traces.
+trace. What the requests bring is iterated beside the arrivals, so that a trace without it costs nothing more. It stays
+with its arrivals through all changes. `sloop.workload.generate` and `sloop.workload.read` make traces.
 """
 
 from array import array
@@ -10,11 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
+from itertools import compress as selected
 from math import ceil, sqrt
 from operator import mul, sub
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -26,6 +29,18 @@ from sloop.units import NS_PER_S, quantile, to_s
 
 Blocks = Callable[[], Iterator[Sequence[int]]]
 """Starts an iteration over sorted blocks of arrival times in ns. Each block is later than the one before or empty."""
+
+
+class Work(NamedTuple):
+    """What a request brings, as in `sloop.vocabulary.Request`."""
+
+    rows: int = 1
+    size: int = 0
+    shape: tuple[int, ...] = ()
+
+
+Works = Callable[[], Iterator[Work]]
+"""Starts an iteration over what the requests bring, in the order of their arrivals; it may be endless."""
 
 BLOCK_ARRIVALS: Final = 65_536
 """Arrivals per block of a trace in memory, and lines per write: large enough that Python's cost per block is hidden."""
@@ -50,6 +65,8 @@ class Trace:
     blocks: Blocks
     counted: "Callable[[], array[int]] | None" = None
     """Gives the number of arrivals in each second, if that is known without generating the arrivals."""
+    works: Works | None = None
+    """None if every request brings one row of the only size."""
 
     def times_ns(self) -> Iterator[int]:
         """All arrival times, in ns from the start, in order."""
@@ -73,7 +90,14 @@ class Trace:
         return f"{self.name}: {to_s(self.duration_ns):g} s, {self.provenance}"
 
 
-def trace_of(times_ns: Iterable[int], *, duration_ns: int | None = None, name: str, provenance: str) -> Trace:
+def trace_of(
+    times_ns: Iterable[int],
+    *,
+    duration_ns: int | None = None,
+    name: str,
+    provenance: str,
+    works: Works | None = None,
+) -> Trace:
     """A trace held in memory. Without a duration it ends 1 ns after its last arrival.
 
     `times_ns` must be sorted, not negative and less than `duration_ns`: callers check what they read.
@@ -86,11 +110,13 @@ def trace_of(times_ns: Iterable[int], *, duration_ns: int | None = None, name: s
         for first in range(0, len(times), BLOCK_ARRIVALS):
             yield times[first : first + BLOCK_ARRIVALS]
 
-    return Trace(name, end_ns, provenance, blocks)
+    return Trace(name, end_ns, provenance, blocks, works=works)
 
 
 Change = Callable[[Iterator[Sequence[int]]], Iterator[Sequence[int]]]
 """Turns the blocks of one trace into those of another."""
+Carry = Callable[[Iterator[Work]], Iterator[Work]]
+"""Turns what the requests of one trace bring into what those of another bring."""
 
 
 def cut(trace: Trace, *, start_ns: int = 0, duration_ns: int | None = None) -> Trace:
@@ -108,7 +134,10 @@ def cut(trace: Trace, *, start_ns: int = 0, duration_ns: int | None = None) -> T
             if len(block) and block[-1] >= end_ns:
                 return
 
-    return _changed(trace, change, length_ns, f"cut to {to_s(length_ns):g} s from {to_s(start_ns):g} s")
+    def carry(works: Iterator[Work]) -> Iterator[Work]:
+        return selected(works, (start_ns <= at_ns < end_ns for at_ns in trace.times_ns()))
+
+    return _changed(trace, change, carry, length_ns, f"cut to {to_s(length_ns):g} s from {to_s(start_ns):g} s")
 
 
 def scale(trace: Trace, factor: float, *, seed: int = 0) -> Trace:
@@ -132,20 +161,26 @@ def scale(trace: Trace, factor: float, *, seed: int = 0) -> Trace:
         if held:
             yield _with_copies(held, trace.duration_ns, factor, rng)
 
-    return _changed(trace, change, trace.duration_ns, f"scaled by {factor:g}")
+    def carry(works: Iterator[Work]) -> Iterator[Work]:
+        rng = stream(seed, "arrivals/scale")
+        return chain.from_iterable([work] * (1 + len(_places(factor, rng))) for work in works)
+
+    return _changed(trace, change, carry, trace.duration_ns, f"scaled by {factor:g}")
 
 
 def _with_copies(block: Sequence[int], next_block_ns: int, factor: float, rng: Random) -> list[int]:
-    random = rng.random
-    whole = int(factor) - 1
-    fraction = factor - int(factor)
     copies: list[int] = []
     for place, at_ns in enumerate(block):
         next_ns = block[place + 1] if place + 1 < len(block) else next_block_ns
         room_ns = min(next_ns - at_ns, NS_PER_S)
-        extra = whole + (random() < fraction)
-        copies += [at_ns + int(random() * room_ns) for _ in range(extra)]
+        copies += [at_ns + int(share * room_ns) for share in _places(factor, rng)]
     return sorted([*block, *copies])
+
+
+def _places(factor: float, rng: Random) -> list[float]:
+    """Where the copies of an arrival are, as shares of the time until the next one."""
+    extra = int(factor) - 1 + (rng.random() < factor - int(factor))
+    return [rng.random() for _ in range(extra)]
 
 
 def thin(trace: Trace, keep: float, *, seed: int = 0) -> Trace:
@@ -158,7 +193,11 @@ def thin(trace: Trace, keep: float, *, seed: int = 0) -> Trace:
         for block in blocks:
             yield [at_ns for at_ns in block if random() < keep]
 
-    return _changed(trace, change, trace.duration_ns, f"thinned to {keep:g}")
+    def carry(works: Iterator[Work]) -> Iterator[Work]:
+        random = stream(seed, "arrivals/thin").random
+        return (work for work in works if random() < keep)
+
+    return _changed(trace, change, carry, trace.duration_ns, f"thinned to {keep:g}")
 
 
 def compress(trace: Trace, factor: float) -> Trace:
@@ -171,7 +210,7 @@ def compress(trace: Trace, factor: float) -> Trace:
             yield [min(int(at_ns / factor), duration_ns - 1) for at_ns in block]
 
     duration_ns = ceil(trace.duration_ns / factor)
-    return _changed(trace, change, duration_ns, f"time compressed by {factor:g}")
+    return _changed(trace, change, iter, duration_ns, f"time compressed by {factor:g}")
 
 
 def repeat(trace: Trace, times: int) -> Trace:
@@ -185,11 +224,20 @@ def repeat(trace: Trace, times: int) -> Trace:
             for block in trace.blocks():
                 yield [at_ns + shift_ns for at_ns in block]
 
-    return Trace(trace.name, trace.duration_ns * times, f"{trace.provenance}, repeated {times} times", blocks)
+    works, provenance = trace.works, f"{trace.provenance}, repeated {times} times"
+    again = None if works is None else lambda: chain.from_iterable(works() for _ in range(times))
+    return Trace(trace.name, trace.duration_ns * times, provenance, blocks, works=again)
 
 
-def _changed(trace: Trace, change: Change, duration_ns: int, note: str) -> Trace:
-    return Trace(trace.name, duration_ns, f"{trace.provenance}, {note}", lambda: change(trace.blocks()))
+def _changed(trace: Trace, change: Change, carry: Carry, duration_ns: int, note: str) -> Trace:
+    works = trace.works
+    return Trace(
+        trace.name,
+        duration_ns,
+        f"{trace.provenance}, {note}",
+        lambda: change(trace.blocks()),
+        works=None if works is None else lambda: carry(works()),
+    )
 
 
 LAGS_S: Final = (1, 10, 60, 600)
@@ -197,6 +245,17 @@ LAGS_S: Final = (1, 10, 60, 600)
 GAP_ARRIVALS_MAX: Final = 2_000_000
 """The variation of gaps is that of this many first arrivals: its error is then below 1 %, and it takes a second or two.
 The arrivals of the three weeks of the Twitter trace take minutes to generate, while their counts are known."""
+
+
+class WorkStatistics(Struct, frozen=True):
+    """What the (first two million) requests of a trace bring."""
+
+    rows_mean: float
+    rows_max: int
+    size_p50: int
+    size_p99: int
+    size_max: int
+    """Of the sizes of their rows, each request counted once; 0 if all are equally large."""
 
 
 class Statistics(Struct, frozen=True):
@@ -220,6 +279,8 @@ class Statistics(Struct, frozen=True):
     zeros: int
     """Seconds without an arrival."""
     longest_silence_s: int
+    work: WorkStatistics | None = None
+    """None if every request brings one row of the only size."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values for people."""
@@ -236,7 +297,15 @@ class Statistics(Struct, frozen=True):
             ("CV of gaps", _three_decimals(self.gap_cv) + part),
             *((f"autocorrelation, {lag} s", _three_decimals(value)) for lag, value in self.acf.items()),
             ("seconds without arrival", f"{self.zeros:,} (longest run {self.longest_silence_s:,} s)"),
+            *([] if self.work is None else _work_rows(self.work)),
         ]
+
+
+def _work_rows(work: WorkStatistics) -> list[tuple[str, str]]:
+    rows = [("rows mean / max", f"{work.rows_mean:,.3f} / {work.rows_max:,}")]
+    if work.size_max:
+        rows.append(("size p50 / p99 / max", f"{work.size_p50:,} / {work.size_p99:,} / {work.size_max:,}"))
+    return rows
 
 
 def _three_decimals(value: float | None) -> str:
@@ -265,6 +334,28 @@ def statistics(trace: Trace) -> Statistics:
         acf={lag: value for lag in LAGS_S if (value := autocorrelation(counts, lag)) is not None},
         zeros=sum(silences),
         longest_silence_s=max(silences, default=0),
+        work=_work_statistics(trace),
+    )
+
+
+def first_works(trace: Trace, count: int) -> list[Work]:
+    """What the first `count` requests of a trace bring; empty if every request brings one row of the only size."""
+    if trace.works is None:
+        return []
+    return [work for _, work in zip(islice(trace.times_ns(), count), trace.works(), strict=False)]
+
+
+def _work_statistics(trace: Trace) -> WorkStatistics | None:
+    works = first_works(trace, GAP_ARRIVALS_MAX)
+    if not works:
+        return None
+    rows, sizes = [work.rows for work in works], sorted([work.size for work in works])
+    return WorkStatistics(
+        rows_mean=round(sum(rows) / len(rows), 6),
+        rows_max=max(rows),
+        size_p50=quantile(sizes, 0.50),
+        size_p99=quantile(sizes, 0.99),
+        size_max=sizes[-1],
     )
 
 
@@ -308,9 +399,15 @@ def write_counts(trace: Trace, path: Path) -> None:
 def write_times(trace: Trace, path: Path) -> None:
     """One line per arrival, its time in ns. `{file: …, format: timestamps, unit: ns}` reads back the same trace.
 
-    MachineError if it cannot be written.
+    If it has works, a CSV file with the columns `arrived`, `rows` and `size`, which `column: arrived`,
+    `rows: {column: rows}` and `sizes: {column: size}` read. MachineError if it cannot be written.
     """
-    _write(path, (f"{at_ns}\n" for at_ns in trace.times_ns()))
+    if trace.works is None:
+        _write(path, (f"{at_ns}\n" for at_ns in trace.times_ns()))
+        return
+    arrivals = zip(trace.times_ns(), trace.works(), strict=False)
+    lines = (f"{at_ns},{work.rows},{work.size}\n" for at_ns, work in arrivals)
+    _write(path, chain(("arrived,rows,size\n",), lines))
 
 
 def _write(path: Path, lines: Iterator[str]) -> None:

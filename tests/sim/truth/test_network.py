@@ -11,7 +11,7 @@ from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.network import ClientNetwork, Numbering, merged, shifted, stray_wakes, with_cancellations
 from sloop.units import ms, s
 from sloop.vocabulary import Request, RequestId
-from sloop.workload import Link
+from sloop.workload import Link, Work
 
 LINK = Link("test", [1000.0, 100.0, 2000.0], "assumed: test")
 """Bytes per ms in three successive seconds."""
@@ -52,6 +52,16 @@ def test_arrivals_come_in_order_and_none_is_lost(sent_ns: list[int]) -> None:
     assert all(before[0] <= after[0] for before, after in pairwise(arrivals))
     assert sorted(request.sent_ns for _, request in arrivals) == sent_ns
     assert all(request.arrived_ns == at_ns for at_ns, request in arrivals)
+
+
+def test_requests_bring_their_rows_and_sizes_however_they_arrive() -> None:
+    works = [Work(16, 512, (16, 32)), Work(), Work(2, 8)]
+    for delivered in (ClientNetwork(1, slos_ns=(s(1),)), ClientNetwork(1, slos_ns=(s(1),), application="a"), network()):
+        requests = [request for _, request in delivered.deliver([0, ms(500), s(2)], iter(works))]
+        assert [(each.rows, each.size, each.shape) for each in requests] == works
+        assert {(each.version, each.client_id, each.trace, each.enters) for each in requests} == {("", "", "", ())}
+    many = ClientNetwork(1, slos_ns=(s(1),)).deliver(range(1_000), iter(Work(rows) for rows in range(1, 1_001)))
+    assert all((request.rows, request.id) == (at_ns + 1, at_ns) for at_ns, request in many)
 
 
 def test_payloads_and_deadlines_are_drawn_evenly_and_independently() -> None:

@@ -15,10 +15,10 @@ cluster or anything that serves requests.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush, merge
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice, repeat, tee
 from operator import add, itemgetter
 from random import Random
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from msgspec import Struct, structs
 
@@ -28,7 +28,7 @@ from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import choices
 from sloop.streams import stream
 from sloop.vocabulary import Request, RequestId
-from sloop.workload import Link
+from sloop.workload import Link, Work
 
 Arrival = tuple[int, Request]
 """An instant and the request that arrives at it."""
@@ -36,6 +36,9 @@ Ingress = Iterator[tuple[int, Event]]
 """All events from outside the server, in order of time."""
 Delay = tuple[int, int]
 """Delays of a request in ns: from sending to the edge, and from there until the core handles it."""
+
+UNNAMED: Final = ("", "", "")
+"""The version that a simulated client asks for, and its own names for the request: none."""
 
 AHEAD: Final = 256
 """Requests that are generated per block if there is no link."""
@@ -87,37 +90,44 @@ class ClientNetwork:
         self._application = application
         self._ids = (numbering or Numbering()).ids()
 
-    def deliver(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
-        """Arrivals, in order, for the instants of a trace, which must not decrease."""
+    def deliver(self, times_ns: Iterable[int], works: Iterator[Work] | None = None) -> Iterator[Arrival]:
+        """Arrivals, in order, for the instants of a trace, which must not decrease, and for what they bring."""
         if self._delays:
-            return self._delayed(times_ns, self._recorded_delays())
+            return self._delayed(times_ns, works, self._recorded_delays())
         if self._link is not None:
-            return self._delayed(times_ns, self._transfer_delays(self._link))
-        return self._at_once(times_ns)
+            return self._delayed(times_ns, works, self._transfer_delays(self._link))
+        return self._at_once(times_ns, works)
 
-    def _at_once(self, times_ns: Iterable[int]) -> Iterator[Arrival]:
+    def _at_once(self, times_ns: Iterable[int], works: Iterator[Work] | None) -> Iterator[Arrival]:
         """The usual case without delays: generates `AHEAD` requests at a time without a Python loop."""
         ids, remaining_ns = self._ids, iter(times_ns)
-        named = (repeat(()), repeat(self._application)) if self._application else ()
+        others: tuple[Iterator[Any], ...] = (repeat(()), repeat(self._application)) if self._application else ()
+        if works is not None:
+            brought = (map(itemgetter(place), each) for place, each in enumerate(tee(works, 3)))
+            others = repeat(()), repeat(self._application), *map(repeat, UNNAMED), *brought
 
         def arrivals(block_ns: list[int]) -> Iterator[Arrival]:
             deadlines_ns = map(add, block_ns, self._slos_ns)
-            return zip(block_ns, map(Request, ids, block_ns, block_ns, deadlines_ns, *named), strict=False)
+            return zip(block_ns, map(Request, ids, block_ns, block_ns, deadlines_ns, *others), strict=False)
 
         return chain.from_iterable(map(arrivals, iter(lambda: list(islice(remaining_ns, AHEAD)), [])))
 
-    def _delayed(self, times_ns: Iterable[int], delays: Callable[[int], Delay]) -> Iterator[Arrival]:
+    def _delayed(
+        self, times_ns: Iterable[int], works: Iterator[Work] | None, delays: Callable[[int], Delay]
+    ) -> Iterator[Arrival]:
         """Requests that arrive after they were sent. No delay is negative, so all arrivals before the next instant of
         the trace are final and can be yielded."""
         attaches = self._semantics == "attach"
         in_transit: list[tuple[int, RequestId, Request]] = []
-        for at_ns, id, slo_ns in zip(times_ns, self._ids, self._slos_ns, strict=False):
+        brought = repeat(Work()) if works is None else works
+        for at_ns, id, slo_ns, work in zip(times_ns, self._ids, self._slos_ns, brought, strict=False):
             while in_transit and in_transit[0][0] <= at_ns:
                 event_ns, _, request = heappop(in_transit)
                 yield event_ns, request
             arrival_ns, event_delay_ns = delays(at_ns)
             sent_ns = at_ns - arrival_ns if attaches else at_ns
-            request = Request(id, sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns, (), self._application)
+            times = sent_ns, sent_ns + arrival_ns, sent_ns + slo_ns
+            request = Request(id, *times, (), self._application, *UNNAMED, *work)
             heappush(in_transit, (sent_ns + event_delay_ns, id, request))
         while in_transit:
             event_ns, _, request = heappop(in_transit)
