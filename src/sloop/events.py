@@ -40,6 +40,10 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     faults: tuple[int, ...] = ()
     """Positions in the batch of requests that fail although the batch succeeds: their tensors do not fit the model, or
     their outputs do not decide the next edge. Their `edge_counts` are ignored."""
+    passes: int = 1
+    """How many forward passes it took."""
+    padded: int = 0
+    """How many elements padding has added to the size of its rows (`Request.size`), over all of them."""
 
     def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
         """The visits that did not fail, each with its edge counts. `visits` are all visits of the batch, in order."""

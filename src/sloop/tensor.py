@@ -44,6 +44,10 @@ LENGTH_BYTES: Final = LENGTH.size
 """The length before each BYTES element."""
 
 
+PadValue = bool | int | float
+"""What fills open dimensions of an input, as users write it."""
+
+
 class Tensor(Struct, frozen=True, gc=False):
     """`data` holds the elements in C order; `shape[0]` is the number of rows, the batch dimension."""
 
@@ -234,3 +238,62 @@ def bfloats_of(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
 def described(ports: Sequence[Port]) -> str:
     """Ports for messages: `x FP32[-1, 3], y INT64[-1]`."""
     return ", ".join(f"{port.name} {port.datatype}{list(port.shape)}" for port in ports)
+
+
+# Padding: rows whose open dimensions differ in length share a forward pass, filled up at the end to the longest
+
+
+Slices = tuple[slice, ...]
+
+
+class Cut(Struct, frozen=True, array_like=True):
+    """A dimension of an output that is as long as a dimension of an input: padding is cut off there. All are counted
+    from 0, dimensions with the rows."""
+
+    output: int
+    place: int
+    input: int
+    input_place: int
+
+
+class Padding(Struct, frozen=True, array_like=True):
+    """How rows of a model are padded."""
+
+    values: tuple[PadValue | None, ...]
+    """By input, what fills its open dimensions; None for an input without any."""
+    cuts: tuple[Cut, ...]
+
+    def elements(self, ports: Sequence[Port]) -> list[Any]:
+        """The values as elements of the inputs."""
+        pairs = zip(ports, self.values, strict=True)
+        return [None if value is None else pad_element(port.datatype, value) for port, value in pairs]
+
+    def kept(self, shapes: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> list[Slices]:
+        """For each output, with these numbers of dimensions: what is left of its rows if the padding of a request is
+        cut off whose inputs had these shapes."""
+        found = [[slice(None)] * max(0, rank - 1) for rank in ranks]
+        for cut in self.cuts:
+            if cut.place <= len(found[cut.output]):
+                found[cut.output][cut.place - 1] = slice(shapes[cut.input][cut.input_place])
+        return [tuple(each) for each in found]
+
+
+def pad_element(datatype: str, value: PadValue) -> Any:  # noqa: ANN401  # an element of an array of any type
+    """A value of padding as an element of an input. OverflowError if it is out of the type's range."""
+    if datatype == "BF16":
+        return bfloats_of(np.array([value], np.float32))[0]
+    with np.errstate(over="ignore"):
+        made = np.array([value]).astype(ARRAY_TYPES[datatype])[0]
+    if not np.isfinite(made) or ("INT" in datatype and made != value):
+        raise OverflowError(f"{value} is out of {datatype}'s range")
+    return made
+
+
+def fill(array: NDArray[Any], element: Any, rows: Sequence[NDArray[Any]]) -> None:  # noqa: ANN401  # likewise
+    """Copy the rows of requests, one request after the other, into an array that is as long as the longest in each
+    dimension, and the element wherever there is none."""
+    array[...] = element
+    at = 0
+    for own in rows:
+        array[(slice(at, at + len(own)), *map(slice, own.shape[1:]))] = own
+        at += len(own)

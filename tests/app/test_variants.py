@@ -110,3 +110,31 @@ def test_custom_kinds_are_known_by_the_name_of_their_group() -> None:
 def test_mistakes_are_named(variant: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=f"(?s){says}"):
         application(variant)
+
+
+def test_padding_is_a_value_for_each_input_of_a_stage_or_of_all_its_variants() -> None:
+    stage = application({"profile": "ResNet-T", "pad": {"ids": 0, "scale": 0.5, "is_word": False}}).stages[0]
+    assert stage.variants[0].pad == {"ids": 0, "scale": 0.5, "is_word": False}
+    assert type(stage.variants[0].pad["is_word"]) is bool
+    assert stage.pads
+    padded = {"name": "long", "profile": "ResNet-T", "pad": {"ids": 0}}
+    other = {"name": "short", "profile": "ResNet-T"}
+    assert not application({"variants": [padded, other]}).stages[0].pads, "queues of a stage are those of all variants"
+    assert application({"variants": [padded, other | {"pad": {"ids": 1}}]}).stages[0].pads
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"pad": {}}, "at least one input and its value"),
+        ({"pad": [0]}, "a mapping"),
+        ({"pad": {"ids": "0"}}, "a number"),
+        ({"pad": {"ids": float("inf")}}, "a number"),
+        ({"pad": {"ids": 0}, "joins_rows": False}, "rows that do not share a forward pass need no padding"),
+        ({"pad": {"ids": 0}, "batch": False}, "rows that do not share a forward pass need no padding"),
+        ({"pad": {"ids": 0}, "variants": [{"name": "a", "profile": "ResNet-T"}]}, "either 'pad' or 'variants'"),
+    ],
+)
+def test_padding_that_says_nothing_or_is_of_no_use_is_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        application(more if "variants" in more else {"profile": "ResNet-T", **more})

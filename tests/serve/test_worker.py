@@ -27,7 +27,7 @@ from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, ModelWorker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
-from sloop.tensor import MISSING, Port, Signature, Tensor, join_strings
+from sloop.tensor import MISSING, Cut, Padding, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
 from tests.serve.graphs import graph_of
 from tests.serve.rig import alone, run_of, tensors_in
@@ -52,6 +52,7 @@ class Server:
         batch_max: int = 0,
         verify_first: int = 0,
         operators: tuple[str, ...] = (),
+        padding: Padding | None = None,
         arena: HeldArena | None = None,
     ) -> None:
         self.sock, theirs = socket_pair()
@@ -74,6 +75,7 @@ class Server:
             batch_max=batch_max,
             verify_first=verify_first,
             operators=operators,
+            padding=padding,
         )
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
@@ -337,6 +339,74 @@ def test_large_requests_run_in_passes_of_the_largest_batch_and_come_back_whole(t
         assert (echoed.shape, bytes(echoed.data)) == (x_given.shape, x_given.tobytes())
         passed.append(np.frombuffer(counts.data, np.float32).reshape(x_given.shape)[:, 0].tolist())
     assert passed == [[4.0] * 8 + [3.0], [3.0] * 2, [3.0] * 3]
+    server.end()
+    assert server.error is None
+
+
+TEXT = Signature(
+    (Port("ids", "INT64", (-1, -1)), Port("mask", "FP32", (-1, -1))),
+    (Port("same", "INT64", (-1, -1)), Port("sum", "FP32", (-1,)), Port("length", "FP32", (-1,))),
+)
+ENCODER = """
+import numpy as np
+class Model:
+    inputs = {"ids": ("INT64", (-1, -1)), "mask": ("FP32", (-1, -1))}
+    outputs = {"same": ("INT64", (-1, -1)), "sum": ("FP32", (-1,)), "length": ("FP32", (-1,))}
+    joins_rows = True
+    def __init__(self, threads): pass
+    def run(self, ids, mask):
+        weighed = ids * mask %s
+        return ids, weighed.sum(axis=1).astype(np.float32), np.full(len(ids), ids.shape[1], np.float32)
+"""
+TEXT_PADDING = Padding((7, 0), (Cut(0, 1, 0, 1),))
+
+
+def texts(*lengths: int, rows: int = 1) -> Run:
+    """Requests whose elements are their lengths."""
+    ids = [Tensor("INT64", (rows, n), np.full((rows, n), n, np.int64).tobytes()) for n in lengths]
+    masks = [values(np.ones((rows, n), np.float32)) for n in lengths]
+    return run_of(list(zip(ids, masks, strict=True)))
+
+
+def test_requests_of_different_lengths_share_a_padded_pass_and_get_their_own_back(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(ENCODER % "")
+    server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING)
+    server.until_ready()
+    done = server.run(texts(2, 5, 3, rows=2))
+    assert (done.passes, done.padded) == (1, 2 * (3 + 2))
+    for length, (same, total, ran) in zip((2, 5, 3), tensors_in(done.blocks), strict=True):
+        assert (same.shape, same.datatype) == ((2, length), "INT64")
+        assert np.frombuffer(same.data, np.int64).tolist() == [length] * 2 * length, "nothing of 7, the padding"
+        assert np.frombuffer(total.data, np.float32).tolist() == [length * length] * 2
+        assert np.frombuffer(ran.data, np.float32).tolist() == [5, 5]
+    alike = server.run(texts(4, 4))
+    assert (alike.passes, alike.padded) == (1, 0)
+    server.end()
+    assert server.error is None
+
+
+def test_without_padding_requests_of_different_lengths_take_several_passes_and_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(ENCODER % "")
+    server = Server(str(tmp_path / "m.py"), TEXT)
+    server.until_ready()
+    done = server.run(texts(2, 5, 2))
+    assert (done.passes, done.padded) == (2, 0)
+    server.end()
+
+
+@pytest.mark.parametrize(("more", "differs"), [("", False), ("+ (mask == 0)", True)])
+def test_a_padded_request_is_compared_with_itself_alone(tmp_path: Path, more: str, *, differs: bool) -> None:
+    """Padding must not change the answers of real requests either."""
+    (tmp_path / "m.py").write_text((ENCODER % more).replace("ids.shape[1]", "1"))
+    server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING, verify_first=100)
+    server.until_ready()
+    server.run(texts(2, 5))
+    if differs:
+        frame = server.receive()
+        assert frame.kind is FrameKind.DIFFERS
+        assert b"'sum'" in bytes(frame.payload)
+    done = server.run(texts(2, 5))
+    assert done.passes == (2 if differs else 1)
     server.end()
     assert server.error is None
 

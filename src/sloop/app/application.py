@@ -18,6 +18,7 @@ from sloop.app.limits import Limits, ServerLimits
 from sloop.options import Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.sizes import SizeClasses
+from sloop.tensor import PadValue
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
 
@@ -43,6 +44,9 @@ class Variant:
     """False if no first dimension of the model counts rows: each request is one unit."""
     operators: tuple[str, ...] = ()
     """Of an ONNX model: libraries of operators (`sloop.profile.operators`), absolute paths or names of packages."""
+    pad: Mapping[str, PadValue] = field(default_factory=dict)
+    """By input, the value that fills its open dimensions, so that rows of different lengths can share a forward pass;
+    empty: only rows of equal shapes do."""
 
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
@@ -88,6 +92,11 @@ class Stage:
     def size_classes(self) -> SizeClasses:
         """The classes of the sizes of rows: as declared, or those of the grid."""
         return SizeClasses(self.sizes)
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows of different shapes can share a forward pass, because every variant pads them."""
+        return all(variant.pad for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError if there is none."""

@@ -34,13 +34,14 @@ from sloop.profile.profile import (
 )
 from sloop.profile.published import PUBLISHED
 from sloop.sizes import SizeClasses
+from sloop.tensor import PadValue
 from sloop.text import listed
 from sloop.units import ROUNDING, WIDE_ROUNDING, ms
 from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry", "inputs")
 TIMEOUT_KEY, SIZES_KEY = "response_timeout_s", "sizes"
-VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators")
+VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators", "pad")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
 CLASSES_MAX: Final = 64
@@ -147,8 +148,23 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
     if joins_rows and not batch:
         fields["joins_rows"].fail("a model without a batch has no rows to join", "leave out 'joins_rows' or 'batch'")
     operators = _operators(fields["operators"], folder) if "operators" in fields else ()
+    pad = _pad(fields["pad"]) if "pad" in fields else {}
+    if pad and (joins_rows is False or not batch):
+        fields["pad"].fail("rows that do not share a forward pass need no padding", "leave out 'pad'")
     path = str(model) if model else None
-    return Variant(name, path, accuracy, profile, profiles, files, joins_rows, batch, operators)
+    return Variant(name, path, accuracy, profile, profiles, files, joins_rows, batch, operators, pad)
+
+
+def _pad(value: Value) -> dict[str, PadValue]:
+    """By input, the value of padding: a number, true or false."""
+    found: dict[str, PadValue] = {}
+    for name, each in value.mapping().items():
+        if not isinstance(each.content, bool):
+            each.number()
+        found[name] = each.content  # type: ignore[assignment]  # a number, which stays whole if it is
+    if not found:
+        value.wrong("at least one input and its value", "for example {ids: 0, mask: 0}")
+    return found
 
 
 def _operators(value: Value, folder: FilePath) -> tuple[str, ...]:

@@ -58,10 +58,11 @@ from sloop.profile.model import (
     signature_of,
     synthesise,
 )
+from sloop.profile.padding import padding_of
 from sloop.profile.profile import Joining, digest_of_model, size_of_model
 from sloop.profile.threads import before_cores_are_known
 from sloop.profile.warming import accepted_sizes, try_on_one_row
-from sloop.tensor import Port, Signature
+from sloop.tensor import Padding, PadValue, Port, Signature
 from sloop.text import listed
 from sloop.units import GIB
 from sloop.user_code import runtime_reason
@@ -139,6 +140,8 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """Whether its graph draws random numbers, so that no request has the same outputs twice."""
     refusal: str = ""
     """Why it fails on inputs whose open dimensions have the proposed sizes; empty if it runs on them."""
+    padding: Padding | None = None
+    """How rows of different lengths share a forward pass, if the user has declared it and requests can share one."""
 
     @property
     def joining(self) -> Joining | None:
@@ -170,6 +173,8 @@ class Declared(Struct, frozen=True):
     """What an earlier examination of the same bytes has found."""
     operators: tuple[str, ...] = ()
     """Libraries of operators that it needs (`sloop.profile.operators`)."""
+    pad: tuple[tuple[str, PadValue], ...] = ()
+    """By input, what fills its open dimensions (`sloop.profile.padding`); empty if rows are not padded."""
 
 
 UNDECLARED: Final = Declared()
@@ -322,7 +327,13 @@ def _examined(
     things = _counted_things(session) if obstacle and declared.joins_rows is None and declared.batch else []
     if len(things) > 1 or not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
+    padding = None
+    if declared.pad and not obstacle and fault is None:
+        samples = read_sample(Path(declared.sample), signature) if declared.sample else None
+        padding = padding_of(session, path, shapes, dict(declared.pad), samples)
     notes, has_run_on_one = prepared.notes, len(things) > 1 and not note and fault is None
+    if declared.pad and obstacle:
+        notes += (f"{path.name}: `pad` is not used, because each request runs alone: {obstacle}",)
     if len(things) > 1:
         what = f"its first dimensions count different things ({listed(things)})"
         notes += (f"{path.name}: {what}, so a request is one unit with any number of each (`batch: false`)",)
@@ -342,6 +353,7 @@ def _examined(
         fault,
         bool(declared.joins_rows) and path.suffix == ".onnx" and draws_random_numbers(prepared.file),
         note if dimensions else "",
+        padding,
     )
 
 

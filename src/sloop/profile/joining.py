@@ -152,7 +152,7 @@ class _Trials:
     ) -> None:
         self._session, self._path, self._samples = session, path, samples
         self._is_proven = not is_python(path)
-        self._sizes = list(_row_sizes(session, shapes))
+        self._sizes = list(row_sizes(session, shapes))
         self._noise: dict[tuple[_TrialRow, int], list[Sequence[Array]]] = {}
 
     def obstacle(self, *, sees_state: bool) -> str:
@@ -293,7 +293,7 @@ class _Trials:
         return found
 
 
-def _row_sizes(session: Session, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
+def row_sizes(session: Session, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
     """The row shapes to try: given or usual sizes, then halves, quarters and so on of the open dimensions. A model that
     reshapes the entries of all rows into blocks mixes rows only if a row does not fill its blocks."""
     signature, dimensions = session.signature, open_dimensions(session)

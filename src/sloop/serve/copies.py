@@ -637,7 +637,7 @@ class _Watched:
 
 def unprofiled(variant: Variant) -> Declared:
     """What the user says about a model."""
-    return Declared(variant.joins_rows, variant.batch, operators=variant.operators)
+    return Declared(variant.joins_rows, variant.batch, operators=variant.operators, pad=tuple(variant.pad.items()))
 
 
 def declared_of(variant: Variant, copy: ModelCopy) -> Declared:

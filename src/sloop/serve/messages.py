@@ -14,7 +14,7 @@ from sloop.cuda import CudaDevice
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring
 from sloop.shared_memory import Address
-from sloop.tensor import Port, Signature
+from sloop.tensor import Padding, Port, Signature
 from sloop.vocabulary import LayerSet, Outcome
 
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -134,6 +134,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """What plans count for the worker; 0: unknown."""
     worker_bytes: int = 0
     """What the user says that it may take; 0: nothing is said (`sloop.serve.worker_memory`)."""
+    padding: Padding | None = None
+    """How requests of different lengths share a forward pass; None: only those of equal shapes do."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):
@@ -184,6 +186,9 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     """See `sloop.events.Finished`."""
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """Why the visits at these positions failed although the batch did not."""
+    passes: int = 1
+    padded: int = 0
+    """See `sloop.events.Finished`."""
 
 
 class PassedBatch(Struct, frozen=True, array_like=True, gc=False):

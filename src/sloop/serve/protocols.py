@@ -17,7 +17,7 @@ from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import CutBlock, Question, RequestEnded, Run
-from sloop.tensor import Signature, Tensor
+from sloop.tensor import Padding, Signature, Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     BatchId,
@@ -162,6 +162,8 @@ class Servable(Struct, frozen=True):
     """What plans count for a worker, by kind of hardware, as its profiles say."""
     worker_bytes: int = 0
     """What the user says that a worker may take; 0: nothing is said."""
+    padding: Padding | None = None
+    """How requests of different lengths share a forward pass; None: only those of equal shapes do."""
 
     @property
     def checked(self) -> str:

@@ -10,13 +10,14 @@ from rounding.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 
 from sloop.profile.joining import is_same
 from sloop.profile.model import NOTHING
-from sloop.tensor import Port
+from sloop.tensor import Port, Slices
 
 SAMPLES_MAX: Final = 8
 SAMPLES_BYTES_MAX: Final = 2**24
@@ -52,22 +53,33 @@ class Verification:
         """Whether a request waits to be compared."""
         return bool(self._samples)
 
-    def note(self, rows: Sequence[int], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def note(
+        self,
+        rows: Sequence[int],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        kept: Sequence[tuple[Sequence[Slices], Sequence[Slices]]] = (),
+    ) -> None:
         """Several requests have shared a pass. `rows` is the number of rows of each; arrays have the rows of all of
-        them, one request after the other, or are `NOTHING` for outputs that none of them needs."""
+        them, one request after the other, or are `NOTHING` for outputs that none of them needs. If they were padded,
+        `kept` says what of inputs and outputs belongs to each request."""
         if not (self._left or self._share):
             return
-        start = 0
-        for own in rows:
+        start, whole = 0, ([()] * len(inputs), [()] * len(outputs))
+        for own, (of_inputs, of_outputs) in zip(rows, kept or repeat(whole), strict=bool(kept)):
             self._due += self._share
             if self._left or self._due >= 1:
-                self._keep(inputs, outputs, start, own, sum(rows))
+                parts = [(slice(start, start + own), *each) for each in (*of_inputs, *of_outputs)]
+                self._keep(inputs, outputs, parts, sum(rows))
             start += own
 
     def _keep(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], start: int, rows: int, rows_of_pass: int
+        self, inputs: Sequence[Array], outputs: Sequence[Array], parts: Sequence[Slices], rows_of_pass: int
     ) -> None:
-        own = [array if array is NOTHING else array[start : start + rows] for array in (*inputs, *outputs)]
+        """Keep these parts of the inputs and outputs of a pass."""
+        arrays = zip((*inputs, *outputs), parts, strict=True)
+        own = [array if array is NOTHING else array[part] for array, part in arrays]
+        start, rows = parts[0][0].start, parts[0][0].stop - parts[0][0].start
         size = sum(array.nbytes for array in own)
         if len(self._samples) >= SAMPLES_MAX or self._bytes + size > SAMPLES_BYTES_MAX:
             return

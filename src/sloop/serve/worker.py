@@ -29,10 +29,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
@@ -71,7 +73,21 @@ from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolErro
 from sloop.serve.verify import Verification
 from sloop.serve.worker_memory import LOOK_S, WorkerMemory
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
-from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
+from sloop.tensor import (
+    ARRAY_TYPES,
+    ITEM_BYTES,
+    MISSING,
+    NUMPY_TYPES,
+    Port,
+    Slices,
+    Tensor,
+    array_of,
+    bytes_of,
+    elements_of,
+    fill,
+    open_places_of,
+    row_starts,
+)
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
 
 T = TypeVar("T")
@@ -84,6 +100,8 @@ IDLE_S: Final = 0.02
 MILLIONTHS: Final = 1_000_000
 OTHER_LAYERS, GIVE_BACK = 0, -1
 """What the thread that prepares thread counts is told so that it completes the model, or gives memory back."""
+Kept = tuple[Sequence[Slices], Sequence[Slices]]
+"""What is left of the inputs and of the outputs of a visit when padding is cut off."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -91,10 +109,16 @@ DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 def group(
-    visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int = 0, inputs: int | None = None
+    visits: Sequence[Sequence[Tensor]],
+    *,
+    batchable: bool,
+    rows_max: int = 0,
+    inputs: int | None = None,
+    opened: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> list[list[int]]:
     """The visits of each forward pass, by their positions. Visits whose rows have the same types and shapes share
-    passes of at most `rows_max` rows; 0 stands for no bound.
+    passes of at most `rows_max` rows; 0 stands for no bound. `opened` has, by input, the dimensions in which they may
+    differ, because they are padded.
 
     Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
     `batchable`, each visit has a pass of its own, and so has one with more tensors than the model has `inputs`: it
@@ -107,6 +131,8 @@ def group(
     by_kind: dict[object, list[int]] = {}
     for index, tensors in enumerate(visits):
         kind: object = tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors])
+        if opened:
+            kind = tuple([_closed(tensor, opened.get(place, ())) for place, tensor in enumerate(tensors)])
         if inputs is not None and len(tensors) > inputs:
             kind = index
         by_kind.setdefault(kind, []).append(index)
@@ -123,6 +149,11 @@ def group(
             passes[-1].append(index)
             left -= rows
     return passes
+
+
+def _closed(tensor: Tensor, opened: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Of a tensor, the type and the dimensions besides the rows and those that may differ."""
+    return tensor.datatype, tuple([0 if at in opened else size for at, size in enumerate(tensor.shape[1:], 1)])
 
 
 def divide(tensors: Sequence[Tensor], rows_max: int) -> list[list[Tensor]]:
@@ -162,16 +193,29 @@ class InputMemory:
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def load(self, passes: Sequence[Sequence[Sequence[Tensor]]]) -> list[list[Array]]:
+    def load(
+        self, passes: Sequence[Sequence[Sequence[Tensor]]], elements: Mapping[int, Any] = MappingProxyType({})
+    ) -> list[list[Array]]:
         """Copy tensors into arrays. For each pass and input, `passes` has the tensors whose rows become one array.
+        `elements` has, by input, what fills rows up to the longest of their pass.
 
         The arrays may be written, and are valid until the next call.
         """
-        pieces = [joined for inputs in passes for joined in inputs]
-        starts, size = offsets(sum([len(piece.data) for piece in joined]) for joined in pieces)
+        pieces = [
+            (joined, elements.get(place) if len({piece.shape[1:] for piece in joined}) > 1 else None)
+            for inputs in passes
+            for place, joined in enumerate(inputs)
+        ]
+        starts, size = offsets(_joined_bytes(joined, is_padded=element is not None) for joined, element in pieces)
         memory = self._of(size)
         arrays: list[Array] = []
-        for start, joined in zip(starts, pieces, strict=True):
+        for start, (joined, element) in zip(starts, pieces, strict=True):
+            if element is not None:
+                own = [array_of(each.datatype, each.shape, each.data) for each in joined]
+                part = memory[start : start + _joined_bytes(joined, is_padded=True)]
+                arrays.append(array_of(joined[0].datatype, _joined_shape(joined), part))
+                fill(arrays[-1], element, own)
+                continue
             at = start
             for piece in joined:
                 end = at + len(piece.data)
@@ -193,6 +237,27 @@ class InputMemory:
             self._memory = np.empty(size + ALIGNMENT, np.uint8)
         base = -self._memory.ctypes.data % ALIGNMENT
         return self._memory.data[base:]
+
+
+def _joined_shape(joined: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape of the rows of all these tensors, as long as the longest in each dimension."""
+    rows = sum([each.shape[0] for each in joined])
+    return rows, *map(max, zip(*(each.shape[1:] for each in joined), strict=True))
+
+
+def _joined_bytes(joined: Sequence[Tensor], *, is_padded: bool) -> int:
+    """What the rows of all these tensors take together."""
+    if is_padded:
+        return prod(_joined_shape(joined)) * ITEM_BYTES[joined[0].datatype]
+    return sum([len(each.data) for each in joined])
+
+
+def cut_back(tensor: Tensor, kept: Slices) -> Tensor:
+    """The part of a tensor's rows that is kept when padding is cut off."""
+    if tensor is MISSING or all(part.stop in (None, size) for part, size in zip(kept, tensor.shape[1:], strict=True)):
+        return tensor
+    array = np.ascontiguousarray(array_of(tensor.datatype, tensor.shape, tensor.data)[(slice(None), *kept)])
+    return Tensor(tensor.datatype, array.shape, elements_of(array))
 
 
 def tensors_of(outputs: Sequence[Array], ports: Sequence[Port]) -> list[Tensor]:
@@ -262,6 +327,10 @@ class ModelWorker:
         self._runs, self._passed = decoder(Run), decoder(PassedBatch)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
+        self._opened_places: dict[int, tuple[int, ...]] = {}
+        """By input, the open dimensions of its rows."""
+        self._elements: dict[int, Any] = {}
+        """By input, what fills these, if rows of different lengths share passes."""
         self._replied_ns = 0
         """When the last batch was answered."""
         self._turns = 0
@@ -316,7 +385,11 @@ class ModelWorker:
         self._verification = Verification(setup.signature.outputs, setup.verify_first, setup.verify_share)
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
-        self._counting = next((n for n, port in enumerate(setup.signature.inputs) if port.counts_rows), None)
+        ports = setup.signature.inputs
+        self._counting = next((n for n, port in enumerate(ports) if port.counts_rows), None)
+        self._opened_places = dict(open_places_of(ports))
+        elements = setup.padding.elements(ports) if setup.padding is not None else []
+        self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
         set_name(f"sloop {setup.wiring.stage}")
         prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
@@ -487,17 +560,24 @@ class ModelWorker:
         visits, places, faults = self._assembled(order)
 
         def done() -> tuple[FrameKind, BatchDone]:
-            passes, arrays = self._loaded(visits)
+            passes, arrays = self._loaded(visits, self._elements)
             needed = self._needed(order, places, passes)
             results = self._timed(
                 [partial(runtime.run, given, self._threads, own) for given, own in zip(arrays, needed, strict=True)]
             )
             rows = list(map(self._rows, visits))
+            found = self._distributed(rows, passes, [outputs for outputs, _ in results])
+            padded = 0
             for members, given, (outputs, _) in zip(passes, arrays, results, strict=True):
                 if len(members) > 1:
-                    self._verification.note([rows[index] for index in members], given, outputs)
-            found = self._distributed(rows, passes, [outputs for outputs, _ in results])
-            return FrameKind.DONE, self._stored(order, places, rows, found, faults)
+                    own = [rows[index] for index in members]
+                    kept = self._kept([visits[index] for index in members], outputs)
+                    for index, (_, of_outputs) in zip(members, kept, strict=False):
+                        found[index] = list(map(cut_back, found[index], of_outputs))
+                    padded += self._padded(given, own, kept) if kept else 0
+                    self._verification.note(own, given, outputs, kept)
+            done = self._stored(order, places, rows, found, faults)
+            return FrameKind.DONE, structs.replace(done, passes=len(passes), padded=padded)
 
         self._answer(frame, done)
 
@@ -537,13 +617,44 @@ class ModelWorker:
                 return ModelFailure(reason, f"refused: {reason}", is_refusal=True)
         return failure_of(error)
 
-    def _loaded(self, visits: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[list[Array]]]:
-        """The visits of each forward pass, and its inputs."""
+    def _loaded(
+        self, visits: Sequence[Sequence[Tensor]], elements: Mapping[int, Any]
+    ) -> tuple[list[list[int]], list[list[Array]]]:
+        """The visits of each forward pass, and its inputs, filled up with these elements by input."""
         setup = self._setup
-        inputs_count = len(setup.signature.inputs)
-        passes = group(visits, batchable=setup.is_batchable, rows_max=setup.batch_max, inputs=inputs_count)
+        passes = group(
+            visits,
+            batchable=setup.is_batchable,
+            rows_max=setup.batch_max,
+            inputs=len(setup.signature.inputs),
+            opened=self._opened_places if elements else {},
+        )
         inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
-        return passes, self._memory.load(inputs)
+        return passes, self._memory.load(inputs, elements)
+
+    def _kept(self, visits: Sequence[Sequence[Tensor]], outputs: Sequence[Array]) -> list[Kept]:
+        """What is left of the inputs and outputs of each visit of a pass when padding is cut off; empty if the pass has
+        none."""
+        padding = self._setup.padding
+        if padding is None or len({tuple([tensor.shape[1:] for tensor in tensors]) for tensors in visits}) == 1:
+            return []
+        ranks = [np.ndim(output) for output in outputs]
+        found: list[Kept] = []
+        for tensors in visits:
+            shapes = [tensor.shape for tensor in tensors]
+            found.append(([tuple(map(slice, shape[1:])) for shape in shapes], padding.kept(shapes, ranks)))
+        return found
+
+    def _padded(self, given: Sequence[Array], rows: Sequence[int], kept: Sequence[Kept]) -> int:
+        """How many elements padding has added to the largest input of a pass, in its open dimensions: as many more as
+        the size of its rows counts (`sloop.vocabulary.Request`)."""
+
+        def size(shapes: Sequence[tuple[int, ...]]) -> int:
+            return max([prod([shapes[place][at] for at in places]) for place, places in self._opened_places.items()])
+
+        own = [size([(0, *(part.stop for part in each)) for each in of_inputs]) for of_inputs, _ in kept]
+        whole = sum(rows) * size([array.shape for array in given])
+        return whole - sum(count * each for count, each in zip(rows, own, strict=True))
 
     def _needed(self, order: Run, places: Sequence[int], passes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """The places of the outputs that each pass must compute: what one of its visits needs. A choice that is new is
@@ -575,7 +686,7 @@ class ModelWorker:
         if frame.kind is FrameKind.ENTER:
             order: Run = self._runs.decode(frame.payload)
             visits, places, faults = self._assembled(order)
-            passes, arrays = self._loaded(visits)
+            passes, arrays = self._loaded(visits, {})  # the last part does not know how long each request was
             rows = list(map(self._rows, visits))
             batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs)
             known = [runtime.begin(given) for given in arrays]

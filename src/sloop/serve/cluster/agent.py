@@ -148,6 +148,8 @@ class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
     blocks: list[Block | None]
     edge_counts: tuple[tuple[int, ...], ...] = ()
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
+    passes: int = 1
+    padded: int = 0
 
 
 class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -679,7 +681,8 @@ class AgentSession:
             self._drop_blocks(event.replica, blocks)
             return
         found = self._noted(blocks)
-        self._send(BatchFinished(event.batch, event.replica, event.service_ns, found, event.edge_counts, dict(faults)))
+        counts = (event.edge_counts, dict(faults), event.passes, event.padded)
+        self._send(BatchFinished(event.batch, event.replica, event.service_ns, found, *counts))
         self._run_next(feed)
 
     def _drop_blocks(self, number: WorkerId, blocks: Iterable[Block | None]) -> None:

@@ -912,14 +912,19 @@ class AgentBackend(KnownStages):
         for counts in record.edge_counts:
             if counts and (len(counts) != len(decisions) or min(counts) < 0):
                 raise ProtocolError(f"counts {counts} for {len(decisions)} edges of stage {placed.spec.stage}")
-        if len(record.edge_counts) not in (0, placed.visits) or record.service_ns < 0:
+        numbers = record.service_ns, record.passes, record.padded
+        if len(record.edge_counts) not in (0, placed.visits) or min(numbers) < 0:
             raise ProtocolError(f"{len(record.edge_counts)} counts, {record.service_ns} ns for {placed.visits} visits")
         for block in blocks:
             if isinstance(block, Address):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
         service_ns = min(took_ns or record.service_ns, time.monotonic_ns() - placed.began_ns)
-        event = events.Finished(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
+        event = events.Finished(
+            *(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults))),
+            passes=record.passes,
+            padded=record.padded,
+        )
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
             self._listener.on_finished(event, blocks, texts)

@@ -172,6 +172,7 @@ def _servable(
         verify_share=share,
         operators=variant.operators,
         memory_bytes={kind: each.memory_bytes for kind, each in profiles.items()},
+        padding=known.padding,
     )
 
 

@@ -449,6 +449,7 @@ class LiveNode(KnownStages):
             verify_share=servable.verify_share,
             memory_bytes=servable.memory_bytes.get(spec.slot.hardware, 0),
             worker_bytes=servable.worker_bytes,
+            padding=servable.padding if batchable else None,
         )
         worker.is_joining = batchable
         self._actuator.confine(process.pid, max(cores, START_CORES_MIN))
@@ -701,7 +702,8 @@ class LiveNode(KnownStages):
             for block in written:
                 self._arenas.free(block)
             return
-        event = events.Finished(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults)))
+        faults = tuple(sorted(done.faults))
+        event = events.Finished(batch, owner.number, took_ns, done.edge_counts, faults, done.passes, done.padded)
         if self._listener is not None:
             self._listener.on_finished(event, done.blocks, done.faults)
 
