@@ -12,7 +12,7 @@ from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
 from sloop.core.life import WorkerState
 from sloop.core.monitor import Monitor
-from sloop.core.queue import Queue
+from sloop.core.queue import Queue, group_size
 from sloop.core.rates import BatchLimits
 from sloop.core.replica import Replica, RunningBatch
 from sloop.core.stage import StageState
@@ -65,7 +65,7 @@ def test_the_view_of_a_replica_is_kept_until_the_replica_changes() -> None:
     pool.set_life(replicas[0], Life.READY)
     pool.set_life(replicas[3], Life.DRAINING)
     replicas[1].order_cores(2.0)
-    pool.running[ReplicaId(0)] = RunningBatch(BatchId(0), [visit(0)], 0, replicas[0].service_rate, 1000, (0, 1))
+    pool.running[ReplicaId(0)] = RunningBatch(BatchId(0), [visit(0)], 0, replicas[0].service_rate, 1)
     first, second, third = pool.views()
     assert (first.life, first.running, second.spec.cores) == (Life.READY, 1, 2.0)
     assert third is before[2]
@@ -292,7 +292,7 @@ def test_visits_that_are_tried_again_come_first_group_by_group(
         queue.push(0, visit(number, deadline=deadline))
     for group in groups:
         while group:
-            size = queue.group_size(most)
+            size = group_size(queue.visits, most)
             assert size == min(most, len(group))
             assert [v.request.id for v in queue.take(size)] == group[:size]
             del group[:size]

@@ -1011,8 +1011,8 @@ class Audit:
                 ready += replica.millicores
                 idle += batch is None
             if batch is not None:
-                running += len(batch.visits)
-                busy += batch.millicores
+                running += batch.rows
+                busy += batch.rate.millicores
                 if replica.life is Life.STARTING and not replica.completes:  # it may have lost its pipeline
                     return f"replica {replica.id} runs batch {batch.id} and is not ready"
                 why = self._wrong_deadline(batch.visits, has_paths)

@@ -83,7 +83,7 @@ class Core:
         path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
         self._paths[application.key] = path
         for stage in application.all_stages:
-            stage.dispatch = path.dispatch
+            path.bind(stage)
         self.wake_ns = now_ns
         application.refuse(self._draining_why)
         return self._rollouts.add(now_ns, application, control, canary)

@@ -13,6 +13,7 @@ from sloop.core.protocols import Policies, ServiceGap
 from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
+from sloop.sizes import GRID, SizeClasses
 from sloop.units import NS_PER_S
 from sloop.vocabulary import ReplicaId, Request, RequestId, version_key
 
@@ -45,6 +46,10 @@ class ApplicationParts:
     than its deadline and the drop policy allow."""
     response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
+    sizes: Mapping[str, SizeClasses] = field(default_factory=dict)
+    """The classes of sizes of the stages; the others have those of the grid."""
+    padded: frozenset[str] = frozenset()
+    """The stages where rows of unequal sizes of a class run in one batch, padded."""
     starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
     """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
 
@@ -72,6 +77,8 @@ class ApplicationState:
             stage.application = self
             stage.runs_for_parts = bool(graph.scopes[stage.name])
             stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
+            stage.sizes = parts.sizes.get(stage.name, GRID)
+            stage.is_padded = stage.name in parts.padded
         is_graph = len(stages) > 1
         self.parts = parts
         self.key = parts.key

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from sloop.core.rates import DeviceKey, DeviceLoad
+from sloop.core.rates import DeviceKey, DeviceLoad, ServiceRate, cost_of
 from sloop.core.replica import Replica
 from sloop.core.views import SharedBatch
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
+from sloop.units import FOREVER_NS
 from sloop.vocabulary import Visit
 
 
@@ -15,6 +16,8 @@ class OfferedDevice(Struct, frozen=True, gc=False):
     """The idle replica, and its device, about which a batch policy is asked: a `BatchDevice`."""
 
     replica: Replica
+    rate: ServiceRate
+    """Its speed with the rows that wait."""
     batch_max: int
     costs_ns: Sequence[int]
     devices: Mapping[DeviceKey, DeviceLoad]
@@ -31,24 +34,22 @@ class OfferedDevice(Struct, frozen=True, gc=False):
 
     @property
     def alone_costs_ns(self) -> Sequence[int]:
-        return self.replica.service_rate.costs_ns
+        return self.rate.costs_ns
 
     @property
     def law(self) -> Interference:
-        rate = self.replica.service_rate
-        return rate.belief.interference if rate.is_shared else NO_SLOWDOWN
+        return self.rate.belief.interference if self.rate.is_shared else NO_SLOWDOWN
 
     @property
     def largest(self) -> DeviceDemand:
-        rate = self.replica.service_rate
-        return rate.belief.demand(self.batch_max, rate.slot)
+        return self.rate.belief.demand(self.batch_max, self.rate.slot)
 
     @property
     def running(self) -> Sequence[SharedBatch]:
         stage, key = self.replica.stage, self.replica.device_key
         replicas, load = stage.pool.replicas, self.devices.get(key)
         running = [
-            SharedBatch(stage.name, len(batch.visits))
+            SharedBatch(stage.name, batch.rows)
             for id, batch in stage.pool.running.items()
             if replicas[id].device_key == key
         ]
@@ -58,6 +59,24 @@ class OfferedDevice(Struct, frozen=True, gc=False):
         return running
 
 
+def fitting(visits: Sequence[Visit], batch_max: int, costs_ns: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """`batch_max` and `costs_ns`, which count rows, by the number of visits: how many of the first of these visits run
+    in one batch, and what the first k cost together. Where fewer wait, further ones are taken to have as many rows as
+    these have on average. The first visit always runs, in several passes if it has to."""
+    rows, costs = 0, [0]
+    for visit in visits:
+        if rows and rows + visit.rows > batch_max:
+            return len(costs) - 1, costs
+        rows += visit.rows
+        costs.append(cost_of(costs_ns, rows))
+    count = len(costs) - 1
+    if rows == count:
+        return batch_max, costs_ns
+    limit = max(count, batch_max * count // rows)
+    costs += [cost_of(costs_ns, min(batch_max, rows * more // count)) for more in range(count + 1, limit + 1)]
+    return limit, costs
+
+
 class AssumedQueue(Struct, frozen=True, gc=False):
     """A `QueueView` of visits that do not wait: for predictions and tests."""
 
@@ -65,6 +84,7 @@ class AssumedQueue(Struct, frozen=True, gc=False):
     wait_ns: int = 0
     remaining_ns: int = 0
     stage: str = "stage"
+    others_due_ns: int = FOREVER_NS
 
 
 class AssumedDevice(Struct, frozen=True, gc=False):

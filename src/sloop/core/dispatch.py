@@ -21,9 +21,10 @@ from msgspec import structs
 from sloop.actions import Action, End, StartBatch, StopWorker
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
-from sloop.core.batching import OfferedDevice
-from sloop.core.protocols import Policies, choosing, deciding
-from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, SlowedCosts
+from sloop.core.batching import OfferedDevice, fitting
+from sloop.core.protocols import BatchDecision, Policies, choosing, deciding
+from sloop.core.queue import Lane, LaneKey, Queue, group_size, rows_of
+from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, ServiceRate, SlowedCosts
 from sloop.core.replica import Replica, RunningBatch
 from sloop.core.stage import StageState
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
@@ -71,50 +72,67 @@ class DataPath:
     ) -> None:
         self._state = state
         self._devices = devices
-        self._admit = policies.admit
+        self._retry_after_ns = policies.admit.retry_after_ns
         self._decide = deciding(policies.batch)
+        self._open_requests = state.open_requests
+        self._entries = state.entries
+        self._replicas = state.replicas
         self._choose = choosing(policies.route)
         self._is_hopeless = policies.drop.is_hopeless
         self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
 
+    def bind(self, stage: StageState) -> None:
+        """Start the batches of a stage from now on."""
+        stage.dispatch = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
+
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
         """A request arrives: refuse it, or queue it at the first stages."""
-        state, patient = self._state, request
-        if state.is_special:
+        patient = request
+        if self._state.is_special:
+            state = self._state
             if state.refuses:
                 out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
                 return
             patient = state.wait_for_start(request)
-        entries = state.entries
+        entries = self._entries
         if request.enters:
-            names = state.graph.entries_of(request.enters)
+            names = self._state.graph.entries_of(request.enters)
             entries = tuple([stage for stage in entries if stage.name in names])
             assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
         for stage in entries:
             queued = stage.monitor.waiting
             drain_ns = stage.times.startup_ns + queued * stage.times.visit_ns
-            retry_ns = self._admit.retry_after_ns(now_ns, patient, queued, drain_ns)
+            retry_ns = self._retry_after_ns(now_ns, patient, queued, drain_ns)
             if retry_ns:
-                if state.is_waking:
-                    state.forget_woken(request.id)
-                why = f"{queued} requests wait at {stage.name}, about {in_ms(drain_ns, 0)} of work"
+                if self._state.is_waking:
+                    self._state.forget_woken(request.id)
+                unit = "rows" if stage.queue.is_mixed else "requests"
+                why = f"{queued} {unit} wait at {stage.name}, about {in_ms(drain_ns, 0)} of work"
                 out.append(End(request.id, Outcome.REJECTED, why, retry_ns, stage.name))
                 return
-        if state.open_requests is not None:
-            assert request.id not in state.open_requests, f"request {request.id} arrived twice"
+        if self._open_requests is not None:
+            assert request.id not in self._open_requests, f"request {request.id} arrived twice"
+            state = self._state
             state.ingress.arrive(now_ns, request.deadline_ns - now_ns)
+            if request.rows != 1:
+                state.ingress.arrive_more(now_ns, request.rows - 1)
             if state.visit_rates is not None:
                 state.visit_rates.begin(request.enters)
-            state.open_requests[request.id] = progress = RequestProgress(state.graph, request)
-            self._enter(now_ns, progress, progress.begin())
+            self._open_requests[request.id] = progress = RequestProgress(state.graph, request)
+            self._enter(now_ns, progress, progress.begin(), request.size)
             return
         stage.monitor.arrive(now_ns, request.deadline_ns - now_ns)  # as `_enter` does; there is only this stage
+        if request.size or request.rows != 1:
+            self._mix(now_ns, stage, request.rows)
+            visit = Visit(request, stage.name, now_ns, patient.deadline_ns, 0, 0, 0, request.rows, request.size)
+            stage.queue.push(now_ns, visit)
+            return
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, patient.deadline_ns))
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer its requests or pass them on, and make the replica idle."""
-        replica = self._state.replicas.get(event.replica)
+        replica = self._replicas.get(event.replica)
         if replica is None:
             return
         stage = replica.stage
@@ -125,13 +143,12 @@ class DataPath:
                 pool.put_back(event.replica, batch)
             return
         visits = batch.visits
-        size = len(visits)
-        stage.monitor.finish(now_ns, size, batch.millicores)
+        rate = batch.rate
+        stage.monitor.finish(now_ns, batch.rows, rate.millicores)
         if stage.finishes_each or event.faults:
             self._finish_each(now_ns, replica, event, batch, out)
         else:
-            rate = batch.rate
-            rate.belief.observe(size, rate.slot, now_ns - batch.started_ns)
+            rate.belief.observe(batch.rows, rate.slot, now_ns - batch.started_ns)
             for visit in visits:
                 if now_ns <= visit.deadline_ns:
                     out.append(End(visit.request.id, SERVED))
@@ -181,7 +198,7 @@ class DataPath:
             else:
                 for visit in visits:
                     stage.queue.push(now_ns, visit)
-                stage.monitor.queue(now_ns, len(visits))
+                stage.monitor.queue(now_ns, rows_of(visits))
             return
         for id, visits in requests.items():
             for visit in visits:
@@ -206,7 +223,7 @@ class DataPath:
                 ended.add(id)
             else:
                 look_ns = min(look_ns, next_look_ns(now_ns, visit))
-        if ended and self._state.open_requests is None:
+        if ended and self._open_requests is None:
             stage.pool.running[replica.id] = structs.replace(batch, ended=batch.ended | ended)
             stage.disturb()
         return max(look_ns, now_ns + SWEEP_NS_MIN)
@@ -214,7 +231,7 @@ class DataPath:
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
         """The client disconnected: remove the request from all queues, and end it. A running batch goes on,
         and with one stage it ends its requests as usual."""
-        request, is_graph = event.request, self._state.open_requests is not None
+        request, is_graph = event.request, self._open_requests is not None
         removed = 0
         for stage in self._state.stages.values():
             waiting = stage.queue.remove_request(request)
@@ -235,13 +252,13 @@ class DataPath:
         visits = queue.visits
         idle = pool.idle
         is_hopeless = self._is_hopeless
-        open_requests = self._state.open_requests
+        open_requests = self._open_requests
         aside: list[Replica] = []
         while visits and idle:
             index = self._choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
             rate = replica.service_rate
-            costs_ns = self._costs_beside(replica) if rate.is_shared else rate.costs_ns
+            costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
             limit = rate.batch_max
             alone_ns = rate.least_alone_ns + queue.remaining_ns
             full_ns = rate.least_full_ns + queue.remaining_full_ns
@@ -249,20 +266,20 @@ class DataPath:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests
                 ):
-                    self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out, is_idle=True)
+                    self._prune(now_ns, stage, queue, limit, rate, "", out, is_idle=True)
                     if not visits:
                         return pool.end_round(aside)
                     break
             if visits[0].group:
-                count = queue.group_size(limit)
+                count = group_size(visits, limit)
             else:
-                decision = self._decide(now_ns, queue, OfferedDevice(replica, limit, costs_ns, self._devices))
+                decision = self._decide(now_ns, queue, OfferedDevice(replica, rate, limit, costs_ns, self._devices))
                 count = decision.count
                 if not count:
                     if decision.skip:
                         # A negative number would take nothing, and the policy would be asked for ever.
                         assert decision.skip > 0, f"a batch policy drops {decision.skip} requests at {stage.name}"
-                        self._skip(now_ns, stage, decision.skip, alone_ns, out)
+                        self._skip(now_ns, stage, queue.take(decision.skip), alone_ns, out)
                         continue  # the new head of the queue is not pruned yet
                     assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
                     if decision.wait_until_ns < FOREVER_NS:
@@ -271,18 +288,17 @@ class DataPath:
                     continue
             assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
-            taken = queue.take(count)
+            taken = queue.take(count)  # from here on as `_start` does
             batch = next(self._batch_ids)
             id = replica.id
-            millicores = replica.millicores
             pool.running[id] = (
-                RunningBatch(batch, taken, now_ns, rate, millicores, costs_ns)
+                RunningBatch(batch, taken, now_ns, rate, count)
                 if not rate.is_shared
-                else self._beside(now_ns, replica, batch, taken)
+                else self._beside(now_ns, replica, rate, batch, taken, count)
             )
             replica.batches += 1
             pool.last = id
-            stage.monitor.start(now_ns, count, millicores)
+            stage.monitor.start(now_ns, count, rate.millicores)
             # A batch of one avoids the comprehension, which costs a call.
             ids = (taken[0].request.id,) if count == 1 else tuple([visit.request.id for visit in taken])
             if stage.runs_for_parts:
@@ -291,10 +307,73 @@ class DataPath:
                 out.append(StartBatch(batch, id, stage.name, ids))
         return pool.end_round(aside) if aside else FOREVER_NS
 
-    def _skip(self, now_ns: int, stage: StageState, count: int, alone_ns: int, out: list[Action]) -> None:
+    def _dispatch_lanes(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
+        """As `dispatch`, of a mixed queue: the lanes are looked at in the order of their first visits, until the batch
+        policy waits with each of them. Costs and limits are those of the lane's size, and of its visits' rows."""
+        pool, wake_ns, asked = stage.pool, FOREVER_NS, set[LaneKey]()
+        aside: list[Replica] = []
+        while True:
+            lanes = stage.queue.lanes(stage.lane_key) if pool.idle else []
+            lane = next((each for each in lanes if each.key not in asked), None)
+            if lane is None:
+                return pool.end_round(aside, wake_ns)
+            replica = pool.idle[self._choose(now_ns, pool.idle, pool.last) if len(pool.idle) > 1 else 0]
+            rate = replica.service_rate.at(lane.size, stage.limits)
+            self._prune(now_ns, stage, lane, rate.batch_max, rate, "", out, is_idle=True)
+            if not lane.visits:
+                continue
+            if len(pool.idle) == 1:
+                lane.others_due_ns = self._due_ns(now_ns, stage, [each for each in lanes if each is not lane])
+            costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
+            limit, costs_ns = fitting(lane.visits, rate.batch_max, costs_ns)
+            if lane.visits[0].group:
+                decision = BatchDecision(group_size(lane.visits, limit))
+            else:
+                decision = self._decide(now_ns, lane, OfferedDevice(replica, rate, limit, costs_ns, self._devices))
+            if decision.count:
+                assert decision.count <= limit, f"batch of {decision.count} at {stage.name}, whose limit is {limit}"
+                pool.remove_idle(replica)
+                self._start(now_ns, replica, rate, lane.take(decision.count), out)
+            elif decision.skip:
+                assert decision.skip > 0, f"a batch policy drops {decision.skip} requests at {stage.name}"
+                alone_ns = rate.least_alone_ns + lane.remaining_ns
+                self._skip(now_ns, stage, lane.take(decision.skip), alone_ns, out)
+            elif decision.wait_until_ns < FOREVER_NS:
+                assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                asked.add(lane.key)
+                wake_ns = min(wake_ns, decision.wait_until_ns)
+            else:
+                aside += pool.set_aside(replica.device_key)
+
+    def _start(self, now_ns: int, replica: Replica, rate: ServiceRate, visits: list[Visit], out: list[Action]) -> None:
+        """Start a batch of these visits."""
+        stage, rows, batch = replica.stage, rows_of(visits), next(self._batch_ids)
+        stage.pool.running[replica.id] = (
+            RunningBatch(batch, visits, now_ns, rate, rows)
+            if not rate.is_shared
+            else self._beside(now_ns, replica, rate, batch, visits, rows)
+        )
+        replica.batches += 1
+        stage.pool.last = replica.id
+        stage.monitor.start(now_ns, rows, rate.millicores)
+        parts = tuple([visit.part for visit in visits]) if stage.runs_for_parts else ()
+        out.append(StartBatch(batch, replica.id, stage.name, tuple([visit.request.id for visit in visits]), parts))
+
+    def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
+        """When the only idle replica has to begin with the first visit of one of these lanes, so that it is in time;
+        `FOREVER_NS` if there is none that can be."""
+        rate, earliest_ns = stage.pool.idle[0].service_rate, FOREVER_NS
+        for lane in lanes:
+            visit = lane.visits[0]
+            taken_ns = rate.at(lane.size, stage.limits).least_ns(visit.rows) + lane.remaining_ns
+            if now_ns <= visit.deadline_ns - taken_ns:
+                earliest_ns = min(earliest_ns, visit.deadline_ns - taken_ns)
+        return earliest_ns
+
+    def _skip(self, now_ns: int, stage: StageState, visits: Sequence[Visit], alone_ns: int, out: list[Action]) -> None:
         """Drop the first visits, as the batch policy says."""
-        for visit in stage.queue.take(count):
-            stage.monitor.queue(now_ns, -1)
+        for visit in visits:
+            stage.monitor.queue(now_ns, -visit.rows)
             why = "it would force a batch that is too small for the requests behind it"
             self._drop_visit(now_ns, visit, alone_ns, why, out)
 
@@ -303,8 +382,7 @@ class DataPath:
         if self._state.woken and self._state.is_waking:
             self._end_patience(now_ns, stage, out)
         queue = stage.queue
-        least_ns, full_ns, why = queue.remaining_ns, queue.remaining_full_ns, "no replica was free"
-        self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
+        self._prune(now_ns, stage, queue, len(queue.visits), None, "no replica was free", out)
         earliest_ns = FOREVER_NS
         for visit in queue.visits:
             earliest_ns = min(earliest_ns, next_look_ns(now_ns, visit))
@@ -318,7 +396,7 @@ class DataPath:
         over = [at for at, visit in enumerate(visits) if woken.get(visit.request.id, FOREVER_NS) < now_ns]
         ended = [visits[at] for at in over]
         stage.queue.remove(over)
-        stage.monitor.queue(now_ns, -len(over))
+        stage.monitor.queue(now_ns, -rows_of(ended))
         for visit in ended:
             self._drop_visit(now_ns, visit, 0, "", out)
 
@@ -326,44 +404,55 @@ class DataPath:
         self,
         now_ns: int,
         stage: StageState,
+        queue: Queue | Lane,
         keep: int,
-        least_ns: int,
-        full_ns: int,
+        rate: ServiceRate | None,
         why: str,
         out: list[Action],
         *,
         is_idle: bool = False,
     ) -> None:
-        """Scan the queue from its head until `keep` visits stay: drop hopeless visits, and remove visits whose request
-        has already ended. `least_ns` and `full_ns` go to the drop policy. If a replica is idle, one that is hopeless
-        may be tried (`_tried`): then only that one stays, as a group of its own."""
-        open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
-        tried = self._tried(now_ns, stage, least_ns, full_ns) if is_idle else None
-        removed = list[int]()
-        for index, visit in enumerate(stage.queue.visits):
+        """Scan the queue from its head until `keep` visits stay: drop visits that are hopeless at this `rate`, without
+        one those that no replica could serve in time, and remove visits whose request has already ended. If a replica
+        is idle, one that is hopeless may be tried (`_tried`): then only that one stays, as a group of its own."""
+        open_requests, is_hopeless, visits = self._open_requests, self._is_hopeless, queue.visits
+        alone_ns, full_ns = queue.remaining_ns, queue.remaining_full_ns
+        if rate is not None:
+            alone_ns, full_ns = alone_ns + rate.least_alone_ns, full_ns + rate.least_full_ns
+        tried = self._tried(now_ns, stage, queue, rate) if is_idle and rate is not None else None
+        removed, rows = list[int](), 0
+        for index, visit in enumerate(visits):
+            least_ns = alone_ns
+            if visit.rows != 1 and rate is not None:
+                least_ns = rate.least_ns(visit.rows) + queue.remaining_ns
             if open_requests is not None and visit.request.id not in open_requests:
                 removed.append(index)
+                rows += visit.rows
             elif visit is not tried and is_hopeless(now_ns, visit, least_ns, full_ns):
                 removed.append(index)
+                rows += visit.rows
                 self._drop_visit(now_ns, visit, least_ns, why, out)
             else:
                 keep -= 1
                 if not keep:
                     break
-        stage.queue.remove(removed)
-        stage.monitor.queue(now_ns, -len(removed))
+        queue.remove(removed)
+        stage.monitor.queue(now_ns, -rows)
         if tried is not None:
             stage.queue.set_apart(tried)
 
-    def _tried(self, now_ns: int, stage: StageState, least_ns: int, full_ns: int) -> Visit | None:
+    def _tried(self, now_ns: int, stage: StageState, queue: Queue | Lane, rate: ServiceRate) -> Visit | None:
         """The newest visit, to be served although it is hopeless, if all are, and the stage has had nothing to do for a
         while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. None
         otherwise, and under a drop policy that is `strict` or does not go by beliefs."""
         if self._is_strict or not stage.monitor.is_quiet(now_ns, QUIET_NS):
             return None
-        open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
-        left = [each for each in stage.queue.visits if open_requests is None or each.request.id in open_requests]
-        if not left or not all(is_hopeless(now_ns, visit, least_ns, full_ns) for visit in left):
+        open_requests, is_hopeless = self._open_requests, self._is_hopeless
+        rest_ns, full_ns = queue.remaining_ns, rate.least_full_ns + queue.remaining_full_ns
+        left = [each for each in queue.visits if open_requests is None or each.request.id in open_requests]
+        if not left or not all(
+            is_hopeless(now_ns, visit, rate.least_ns(visit.rows) + rest_ns, full_ns) for visit in left
+        ):
             return None
         return left[-1]
 
@@ -371,23 +460,25 @@ class DataPath:
         """Take the batch off a replica."""
         batch = replica.stage.pool.running.pop(replica.id, None)
         assert batch is not None, f"replica {replica.id} runs no batch"
-        replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
+        replica.stage.monitor.finish(now_ns, batch.rows, batch.rate.millicores)
         if batch.load is not None:
             self._leave(now_ns, replica, batch)
         return batch
 
     # Batches beside each other on a device
 
-    def _costs_beside(self, replica: Replica) -> Sequence[int]:
-        """Believed durations of the replica's next batch beside what runs on its device now."""
+    def _costs_beside(self, replica: Replica, rate: ServiceRate) -> Sequence[int]:
+        """Believed durations of the replica's next batch at this rate beside what runs on its device now."""
         load = self._devices.get(replica.device_key)
-        return replica.service_rate.costs_ns if load is None else SlowedCosts(replica.service_rate, load)
+        return rate.costs_ns if load is None else SlowedCosts(rate, load)
 
-    def _beside(self, now_ns: int, replica: Replica, id: BatchId, visits: list[Visit]) -> RunningBatch:
+    def _beside(
+        self, now_ns: int, replica: Replica, rate: ServiceRate, id: BatchId, visits: list[Visit], rows: int
+    ) -> RunningBatch:
         """A batch begins on a device that it may share with others."""
-        rate, load = replica.service_rate, self._devices.setdefault(replica.device_key, DeviceLoad(now_ns))
-        load.join(now_ns, id, LoadedBatch(rate, len(visits), replica.stage.name, now_ns))
-        return RunningBatch(id, visits, now_ns, rate, replica.millicores, rate.profiled_ns, load=load)
+        load = self._devices.setdefault(replica.device_key, DeviceLoad(now_ns))
+        load.join(now_ns, id, LoadedBatch(rate, rows, replica.stage.name, now_ns))
+        return RunningBatch(id, visits, now_ns, rate, rows, load=load)
 
     def _leave(self, now_ns: int, replica: Replica, batch: RunningBatch) -> int:
         """A batch on a shared device is over; returns how long in ns it would have taken alone."""
@@ -401,11 +492,11 @@ class DataPath:
         """Queue visits to be tried again in a batch of their own."""
         if visits:
             stage.queue.push_again(now_ns, visits)
-            stage.monitor.queue(now_ns, len(visits))
+            stage.monitor.queue(now_ns, rows_of(visits))
 
     def _open_requests_of(self, batch: RunningBatch) -> dict[RequestId, list[Visit]]:
         """The requests of a batch that have not ended, each with its visits; several if they are for parts of it."""
-        open_requests = self._state.open_requests
+        open_requests = self._open_requests
         found: dict[RequestId, list[Visit]] = {}
         for visit in batch.visits:
             id = visit.request.id
@@ -431,14 +522,14 @@ class DataPath:
         if stage.is_disturbed:
             stage.recover()
         if not event.faults:
-            batch.rate.belief.observe(len(batch.visits), batch.rate.slot, taken_ns)
+            batch.rate.belief.observe(batch.rows, batch.rate.slot, taken_ns)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         visits, ended = batch.visits, batch.ended
         for index in event.faults:
             if visits[index].request.id not in ended:
                 self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
         for visit, edge_counts in event.continuing(visits):
-            if self._state.open_requests is not None:
+            if self._open_requests is not None:
                 self._pass_on(now_ns, stage, visit, edge_counts, out)
             elif visit.request.id not in ended:
                 out.append(_answer(now_ns, visit.request.id, visit.request.deadline_ns))
@@ -469,18 +560,27 @@ class DataPath:
         del open_requests[request.id]
         if state.woken:
             state.forget_woken(request.id)
-        state.ingress.queue(now_ns, -1)
+        state.ingress.queue(now_ns, -request.rows)
         out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
-    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered) -> None:
-        """Queue a request in a graph, or its parts, at the stages it enters now."""
+    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered, size: int = 0) -> None:
+        """Queue a request in a graph, or its parts, at the stages it enters now, with rows of this size."""
         request, stages, woken = progress.request, self._state.stages, self._state.woken
         deadline_ns = progress.deadline_ns()
         patient_ns = max(deadline_ns, woken.get(request.id, 0)) if woken else deadline_ns
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            stage.queue.push(now_ns, Visit(request, name, now_ns, patient_ns, 0, part))
+            if size or request.rows != 1:
+                self._mix(now_ns, stage, request.rows)
+            stage.queue.push(now_ns, Visit(request, name, now_ns, patient_ns, 0, part, 0, request.rows, size))
+
+    def _mix(self, now_ns: int, stage: StageState, rows: int) -> None:
+        """The visit that enters the queue has several rows, or rows of a size."""
+        stage.queue.is_mixed = True
+        self.bind(stage)
+        if rows != 1:
+            stage.monitor.arrive_more(now_ns, rows - 1)
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
         """Drop the request of a visit; reject it if no replica has started for it."""
@@ -493,7 +593,7 @@ class DataPath:
             return
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
-            needed = "a batch of one takes" if self._state.open_requests is None else "the least time to the answer is"
+            needed = "a batch of one takes" if self._open_requests is None else "the least time to the answer is"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
@@ -508,11 +608,12 @@ class DataPath:
         retry_after_ns: int = 0,
     ) -> None:
         """End a request that was not served. In a graph it may have ended on another branch: then do nothing."""
-        open_requests = self._state.open_requests
+        open_requests = self._open_requests
         if open_requests is not None:
-            if open_requests.pop(request, None) is None:
+            progress = open_requests.pop(request, None)
+            if progress is None:
                 return
-            self._state.ingress.queue(now_ns, -1)
+            self._state.ingress.queue(now_ns, -progress.request.rows)
         if self._state.woken:
             self._state.forget_woken(request)
         out.append(End(request, outcome, why, retry_after_ns, stage))

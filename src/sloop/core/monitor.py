@@ -1,4 +1,4 @@
-"""Measurements of one stage, in buckets of equal length, for the policies' views.
+"""Measurements of one stage, in buckets of equal length, for the policies' views. What waits and runs counts in rows.
 
 A count n(t) that changes at events (requests waiting, cores busy) is integrated over time without work between events:
 each change by d at time e adds -d·e to a sum S, and the integral up to t is S + n(t)·t. So an event costs one addition,
@@ -27,6 +27,8 @@ class Monitor:
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
         self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT * max(1, NS_PER_S // bucket_ns))
+        self._more_rows = 0
+        """Rows that arrived in the open bucket beside one for each visit."""
         self._open(now_ns // bucket_ns * bucket_ns)
         self._closed = (0, 0, 0, 0)
 
@@ -36,13 +38,18 @@ class Monitor:
         self.waiting += 1
         self._waiting_sum -= now_ns
 
+    def arrive_more(self, now_ns: int, rows: int) -> None:
+        """The visit that has just entered the queue has this many more rows than one."""
+        self._more_rows += rows
+        self.queue(now_ns, rows)
+
     def queue(self, now_ns: int, count: int) -> None:
-        """`count` visits return to the queue; if negative, they leave it without being served."""
+        """`count` rows return to the queue; if negative, they leave it without being served."""
         self.waiting += count
         self._waiting_sum -= count * now_ns
 
     def start(self, now_ns: int, count: int, millicores: int) -> None:
-        """`count` visits leave the queue as a batch on a replica with `millicores`."""
+        """`count` rows leave the queue as a batch on a replica with `millicores`."""
         moved = count * now_ns
         self.waiting -= count
         self._waiting_sum += moved
@@ -68,7 +75,8 @@ class Monitor:
         while (end_ns := self.now.start_ns + self.bucket_ns) <= now_ns:
             totals = self._totals(end_ns)
             bucket, before = self.now, self._closed
-            bucket.arrivals = len(bucket.slack_ns)
+            bucket.arrivals = len(bucket.slack_ns) + self._more_rows
+            self._more_rows = 0
             bucket.waiting_ns = totals[0] - before[0]
             bucket.running_ns = totals[1] - before[1]
             bucket.busy_core_ns = (totals[2] - before[2]) // 1000
@@ -109,6 +117,7 @@ class Monitor:
                 self.buckets.appendleft(copy(bucket))
         if self.now.start_ns == other.now.start_ns:
             self.now.slack_ns += other.now.slack_ns  # their number becomes `arrivals`
+            self._more_rows += other._more_rows
             passed = [total - closed for total, closed in zip(other._totals(now_ns), other._closed, strict=True)]
             self._waiting_sum += passed[0]
             self._running_sum += passed[1]

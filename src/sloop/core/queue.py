@@ -1,7 +1,7 @@
 """The waiting visits of a stage."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sloop.core.protocols import Order
 from sloop.units import FOREVER_NS
@@ -9,6 +9,13 @@ from sloop.vocabulary import RequestId, Visit
 
 FIRST_KEY = -(1 << 63)
 """The key of visits that are tried again: before all others, as they were when their first batch began."""
+
+
+LOOKED_AT = 1_000
+"""The visits of a mixed queue that are looked at when a batch is formed. Those behind them come forward in time."""
+
+LaneKey = tuple[int, ...]
+"""A size class and, if rows cannot be padded, what else must be equal: the size and the shape."""
 
 
 class Queue:
@@ -32,6 +39,10 @@ class Queue:
         """Least believed time from the end of the stage to the answer, in batches of one."""
         self.remaining_full_ns = 0
         """The same in full batches."""
+        self.others_due_ns = FOREVER_NS
+        """All visits can run together: none waits that a batch would delay without bringing it on."""
+        self.is_mixed = False
+        """Whether a visit of several rows, or of rows of a size, has come, so that visits wait in lanes."""
         self._groups = 0
 
     def push(self, now_ns: int, visit: Visit) -> None:
@@ -49,6 +60,18 @@ class Queue:
         keys.insert(at, key)
         self.visits.insert(at, visit)
 
+    def lanes(self, key_of: Callable[[Visit], LaneKey]) -> "list[Lane]":
+        """The first `LOOKED_AT` visits by the lane that `key_of` names, in the order of their first visits."""
+        lanes: dict[LaneKey, Lane] = {}
+        for place, visit in enumerate(self.visits[:LOOKED_AT]):
+            key = key_of(visit)
+            lane = lanes.get(key)
+            if lane is None:
+                lanes[key] = lane = Lane(self, key)
+            lane.places.append(place)
+            lane.visits.append(visit)
+        return list(lanes.values())
+
     def push_again(self, now_ns: int, visits: Sequence[Visit]) -> None:
         """Insert visits that are tried again, in a batch of their own: before all that have not been tried, and behind
         those that wait for another try already."""
@@ -65,12 +88,6 @@ class Queue:
         """A visit is to run in a batch of its own."""
         self._groups += 1
         visit.group = self._groups
-
-    def group_size(self, most: int) -> int:
-        """How many visits at the head belong to the group of the first one, at most `most`."""
-        visits = self.visits
-        group = visits[0].group
-        return next((at for at, visit in enumerate(visits[:most]) if visit.group != group), min(most, len(visits)))
 
     def take(self, count: int) -> list[Visit]:
         """Remove and return the first `count` ≥ 1 visits, or all if there are fewer. The queue must not be empty."""
@@ -97,7 +114,68 @@ class Queue:
             self.sweep_ns = FOREVER_NS
 
     def remove_request(self, request: RequestId) -> int:
-        """Remove every visit of a request; returns how many there were."""
+        """Remove every visit of a request; returns how many rows they had."""
         found = [index for index, visit in enumerate(self.visits) if visit.request.id == request]
+        rows = sum(self.visits[index].rows for index in found)
         self.remove(found)
-        return len(found)
+        return rows
+
+
+class Lane:
+    """The visits of a mixed queue that can run in one forward pass, in queue order. It is a `QueueView`, and holds
+    until the queue changes."""
+
+    __slots__ = ("_queue", "key", "others_due_ns", "places", "visits")
+
+    def __init__(self, queue: Queue, key: LaneKey) -> None:
+        self._queue = queue
+        self.key = key
+        self.others_due_ns = FOREVER_NS
+        self.places: list[int] = []
+        """Of its visits in the queue."""
+        self.visits: list[Visit] = []
+
+    @property
+    def size(self) -> int:
+        """The size class of the rows; 0 if they have none."""
+        return self.key[0]
+
+    @property
+    def stage(self) -> str:
+        return self._queue.stage
+
+    @property
+    def wait_ns(self) -> int:
+        return self._queue.wait_ns
+
+    @property
+    def remaining_ns(self) -> int:
+        return self._queue.remaining_ns
+
+    @property
+    def remaining_full_ns(self) -> int:
+        return self._queue.remaining_full_ns
+
+    def take(self, count: int) -> list[Visit]:
+        """Remove and return the first `count` ≥ 1 visits."""
+        taken = self.visits[:count]
+        self.remove(range(count))
+        return taken
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Remove the visits at these ascending indices from the queue. If there are any, the lane is empty then: its
+        places are no longer those of the others."""
+        if indices:
+            self._queue.remove([self.places[index] for index in indices])
+            self.visits.clear()
+
+
+def rows_of(visits: Sequence[Visit]) -> int:
+    """How many rows these visits have together."""
+    return sum([visit.rows for visit in visits])
+
+
+def group_size(visits: Sequence[Visit], most: int) -> int:
+    """How many visits at the head belong to the group of the first one, at most `most`."""
+    group = visits[0].group
+    return next((at for at, visit in enumerate(visits[:most]) if visit.group != group), min(most, len(visits)))

@@ -24,6 +24,9 @@ RateKey = tuple[str, Slot, Shape, DeviceKey | None]
 """A variant, a slot and a shape: replicas that are equal in them are equally fast. And their device, if the plan has
 another limit or rate for equal replicas elsewhere; otherwise None."""
 
+SIZES_KEPT = 64
+"""For how many size classes the costs of equal replicas are kept; the one that was used first is forgotten first."""
+
 UNLIMITED = 1 << 30
 """The largest batch before the first plan, for replicas that were adopted; their profiles allow less."""
 
@@ -90,6 +93,16 @@ def _limits_of(group: Group) -> tuple[int, float]:
     return group.batch_max, group.rate_rps / group.count
 
 
+def cost_of(costs_ns: Sequence[int], rows: int) -> int:
+    """Believed duration of `rows` ≥ 1 rows, with costs by the number of rows: in several passes, one after the other,
+    if they are more than one pass takes."""
+    most = len(costs_ns) - 1
+    if rows <= most:
+        return costs_ns[rows]
+    passes, rest = divmod(rows, most)
+    return passes * costs_ns[most] + costs_ns[rest]
+
+
 @dataclass(slots=True, eq=False)
 class ServiceRate:
     """The believed speed of one variant on one slot in one shape.
@@ -125,6 +138,22 @@ class ServiceRate:
     starting: int = 0
     crowds: dict[Life, Counter[DeviceKey]] = field(default_factory=dict)
     """If `is_shared`, how many replicas in a state are on each device."""
+    by_size: "dict[int, ServiceRate]" = field(default_factory=dict)
+    """The speed with rows of one size class; no replicas are counted there."""
+
+    def at(self, size: int, limits: BatchLimits) -> "ServiceRate":
+        """The speed with rows of a size class; with 0, of the mean of all rows."""
+        if not size:
+            return self
+        found = self.by_size.get(size)
+        if found is None:
+            while len(self.by_size) >= SIZES_KEPT:
+                del self.by_size[next(iter(self.by_size))]
+            belief = self.belief.at(size)
+            found = ServiceRate(belief, self.slot, self.shape, self.millicores, self.where, self.is_shared)
+            found.refresh(limits)
+            self.by_size[size] = found
+        return found
 
     def refresh(self, limits: BatchLimits) -> None:
         """Reread the costs, which the belief may have corrected, and the limits of the plan."""
@@ -141,6 +170,12 @@ class ServiceRate:
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, shape, self.where), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot, shape, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
+        for rate in self.by_size.values():
+            rate.refresh(limits)
+
+    def least_ns(self, rows: int) -> int:
+        """Duration of these rows alone that drop policies reckon with."""
+        return self.least_alone_ns if rows == 1 else cost_of(self.costs_ns, rows)
 
     def count(self, replica: "Replica", change: int) -> None:
         """Count a replica in its state (`change` is 1), or not any more (-1)."""

@@ -2,8 +2,9 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from sloop.actions import Decided
 from sloop.core.graph_estimates import LeastTimes
 from sloop.core.ledger import spec_millicores
 from sloop.core.life import WorkerState
-from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
+from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate, cost_of
 from sloop.core.views import Belief, BeliefKey, ReplicaView
 from sloop.text import in_s
 from sloop.transient import Transient
@@ -52,9 +53,7 @@ class RunningBatch(Struct, frozen=True, gc=False):
     started_ns: int
     rate: ServiceRate
     """Whose belief learns from it."""
-    millicores: int
-    costs_ns: Sequence[int]
-    """Believed durations by size of a batch, with nothing beside it."""
+    rows: int
     ended: frozenset[RequestId] = frozenset()
     """Requests that have ended although the batch still runs; only in an application of one stage."""
     load: DeviceLoad | None = None
@@ -63,8 +62,9 @@ class RunningBatch(Struct, frozen=True, gc=False):
     @property
     def cost_ns(self) -> int:
         """Its believed duration."""
-        alone_ns = self.costs_ns[len(self.visits)]
-        return alone_ns if self.load is None else round(alone_ns * self.load.slowdown(self.id))
+        if self.load is None:
+            return cost_of(self.rate.costs_ns, self.rows)
+        return round(cost_of(self.rate.profiled_ns, self.rows) * self.load.slowdown(self.id))
 
     @property
     def stalled_ns(self) -> int:
@@ -215,7 +215,7 @@ class Replica:
             spec = spec.with_cores(self.target_cores)
         if len(self.workers) > 1:
             spec = structs.replace(spec, shape=shape_of(self.shadows))
-        running = len(batch.visits) if batch else 0
+        running = batch.rows if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.shape)
 
 
@@ -447,17 +447,19 @@ class ReplicaPool:
                 ready += rate.ready * per_ns
                 starting += rate.starting * per_ns
         if len(rates) > 1 and len({rate.slot.hardware for rate in rates if rate.replicas}) > 1:
-            alone_ns, full_ns = self.least_ns()
-            for rate in rates:
-                rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
-                rate.least_full_ns = min(rate.least_full_ns, full_ns)
+            for size in dict.fromkeys([0, *chain.from_iterable(rate.by_size for rate in rates)]):
+                alone_ns, full_ns = self.least_ns(size)
+                for rate in [each.at(size, limits) for each in rates]:
+                    rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
+                    rate.least_full_ns = min(rate.least_full_ns, full_ns)
         return ready, starting
 
-    def least_ns(self) -> LeastTimes:
-        """Believed durations of a batch of one and of a full batch, each on the fastest ready replica; on the fastest
-        starting replica if none is ready, and 0 without any replica."""
-        rates = [rate for rate in self._rates.values() if rate.ready]
-        rates = rates or [rate for rate in self._rates.values() if rate.starting]
+    def least_ns(self, size: int = 0) -> LeastTimes:
+        """Believed durations of a batch of one row and of a full batch, with rows of this size class, each on the
+        fastest ready replica; on the fastest starting replica if none is ready, and 0 without any replica."""
+        fastest = [rate for rate in self._rates.values() if rate.ready]
+        fastest = fastest or [rate for rate in self._rates.values() if rate.starting]
+        rates = [rate.at(size, self._limits) for rate in fastest]
         alone_ns = min((rate.costs_ns[1] for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 

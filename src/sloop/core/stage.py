@@ -9,13 +9,14 @@ from sloop.app.graph import declared_name
 from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, ServiceGap
-from sloop.core.queue import Queue
+from sloop.core.queue import LaneKey, Queue
 from sloop.core.rates import BatchLimits
 from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, ReplicaWorker, RunningBatch
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
+from sloop.sizes import GRID
 from sloop.text import number
 from sloop.units import FOREVER_NS, NS_PER_S, s
-from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, StagePlan
+from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, StagePlan, Visit
 
 if TYPE_CHECKING:
     from sloop.core.application import ApplicationState
@@ -112,7 +113,7 @@ class StageState:
         self.application: ApplicationState
         """Set by the `ApplicationState` that it belongs to."""
         self.dispatch: Callable[[int, StageState, list[Action]], int]
-        """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
+        """Starts batches from its queue; set by `DataPath.bind`."""
         self.runs_for_parts = False
         self.response_timeout_ns = 0
         """The response timeout that the stage declares; 0 for the default."""
@@ -127,6 +128,9 @@ class StageState:
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
         shared, if `is_disturbed`, or while requests are open that have waited for a start. It stands for all of them,
         so that other batches look at one attribute."""
+        self.sizes = GRID
+        self.is_padded = False
+        """Whether rows of unequal sizes of a class run in one batch, padded."""
         self.queue = Queue(name, order)
         self.monitor = monitor
         self.limits = BatchLimits()
@@ -159,6 +163,17 @@ class StageState:
         self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
+
+    def lane_key(self, visit: Visit) -> LaneKey:
+        """The lane in which a visit waits: the others there can run in one forward pass with it."""
+        size = visit.size
+        if not size:
+            return (0,)
+        bound = self.sizes.class_of(size)
+        if self.is_padded:
+            return (bound,)
+        request = visit.request
+        return (bound, size, *request.shape) if request.size == size else (bound, size)
 
     def lose(self, now_ns: int, worker: ReplicaWorker, error: str, *, is_blamed: bool) -> int:
         """Count a lost worker; see `RestartBackoff.lose`. If its node is lost, it is not to blame (`is_blamed`)."""

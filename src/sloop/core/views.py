@@ -281,7 +281,7 @@ class SharedBatch(Struct, frozen=True, gc=False):
     """A batch that runs on a device."""
 
     stage: str
-    requests: int
+    rows: int
 
 
 class QueueView(Protocol):
@@ -291,7 +291,7 @@ class QueueView(Protocol):
     def stage(self) -> str: ...
     @property
     def visits(self) -> Sequence[Visit]:
-        """The visits that wait, at least one, sorted by the order policy."""
+        """The visits that wait and can run in one forward pass, at least one, sorted by the order policy."""
         ...
 
     @property
@@ -302,6 +302,12 @@ class QueueView(Protocol):
     @property
     def remaining_ns(self) -> int:
         """A believed lower bound of the time from the end of this stage to the answer."""
+        ...
+
+    @property
+    def others_due_ns(self) -> int:
+        """When the replica, which is the only idle one, has to begin with a visit that cannot run in this batch, so
+        that it is in time; `FOREVER_NS` if there is none."""
         ...
 
 
@@ -321,7 +327,8 @@ class BatchDevice(Protocol):
 
     @property
     def costs_ns(self) -> Sequence[int]:
-        """Believed durations of the next batch by size, up to `batch_max`, beside what runs on the device now."""
+        """Believed durations of the next batch by its number of visits, up to `batch_max`, beside what runs on the
+        device now: `costs_ns[n]` is that of the first n visits of the queue together."""
         ...
 
     @property

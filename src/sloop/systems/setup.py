@@ -62,6 +62,7 @@ class ApplicationSetup:
             response_timeouts_ns={
                 stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
             },
+            sizes={stage.name: stage.size_classes for stage in application.stages},
             starts=starts_of(application),
         )
 

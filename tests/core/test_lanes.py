@@ -1,0 +1,336 @@
+"""Requests of several rows, and rows of several sizes: which run together, and what the core believes of them.
+
+A batch of n rows takes (10 + n) ms, and n rows of size s take 10 + n·s/10 ms.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.actions import Action, End, StartBatch
+from sloop.core.batching import fitting
+from sloop.core.rates import cost_of
+from sloop.events import WOKE, Cancelled, Event, Finished, WorkerLost
+from sloop.policies.admit import PredictiveAdmit
+from sloop.policies.batch import Deadline, Full, Slack, Timeout
+from sloop.policies.drop import Never
+from sloop.policies.order import Fifo
+from sloop.sizes import GRID, SizeClasses
+from sloop.units import ms, s
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId, Slot, Visit, WorkerId
+from tests.core import scene as scenes
+from tests.core.scene import Belief, Scene, plan_of
+
+
+@dataclass
+class SizedBelief(Belief):
+    """A batch of n rows of size s takes 10 + n·s/10 ms; the mean row has size 10."""
+
+    size: int = 10
+    by_size: dict[int, "SizedBelief"] = field(default_factory=dict)
+
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        return (10 + batch * self.size / 10) / slot.cores
+
+    def at(self, size: int) -> "SizedBelief":
+        if not size:
+            return self
+        return self.by_size.setdefault(size, SizedBelief(batch_max=self.batch_max, size=size))
+
+
+def request(
+    id: int, rows: int = 1, size: int = 0, *, at_ms: float = 0, slo_ms: float = 1000, shape: tuple[int, ...] = ()
+) -> Request:
+    sent_ns = ms(at_ms)
+    return Request(RequestId(id), sent_ns, sent_ns, sent_ns + ms(slo_ms), rows=rows, size=size, shape=shape)
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        scenes, "beliefs_of", lambda application, times: {("only", name, ""): SizedBelief(name) for name in "ab"}
+    )
+
+
+def visit_of(each: Request) -> Visit:
+    return Visit(each, "only", 0, each.deadline_ns, 0, 0, 0, each.rows, each.size)
+
+
+def warm(count: int = 1, batch_max: int = 8, **options: object) -> Scene:
+    scene = Scene(plan_of(count, batch_max=batch_max), **options)  # type: ignore[arg-type]
+    scene.warm_up()
+    return scene
+
+
+def started(actions: list[Action]) -> list[list[int]]:
+    return [list(action.requests) for action in actions if isinstance(action, StartBatch)]
+
+
+def arrive(scene: Scene, *requests: Request) -> list[Action]:
+    """They arrive at one instant."""
+    actions: list[Action] = []
+    for number, each in enumerate(requests, 1):
+        actions += scene.core.handle(each.arrived_ns, each, number < len(requests))
+    scene.actions += actions
+    return actions
+
+
+def finish(scene: Scene, at_ms: float, batch: int, replica: int = 0) -> list[Action]:
+    return scene.act(at_ms, Finished(BatchId(batch), ReplicaId(replica), ms(1)))
+
+
+# Rows
+
+
+def test_a_batch_has_as_many_rows_as_the_plan_allows() -> None:
+    scene = warm(batch_max=8)
+    assert started(arrive(scene, *[request(id, rows=3) for id in range(5)])) == [[0, 1]]
+    assert started(finish(scene, 20, 0)) == [[2, 3]]
+    assert started(finish(scene, 40, 1)) == [[4]]
+
+
+def test_single_rows_fill_a_batch_beside_larger_requests() -> None:
+    scene = warm(batch_max=8)
+    assert started(arrive(scene, request(0, 5), request(1), request(2, 2), request(3))) == [[0, 1, 2]]
+
+
+def test_a_request_of_more_rows_than_a_pass_has_runs_alone_and_costs_its_passes() -> None:
+    scene = warm(batch_max=8)
+    assert started(arrive(scene, request(0, rows=20), request(1))) == [[0]]
+    (batch,) = scene.application.stages["only"].pool.running.values()
+    assert batch.cost_ns == ms(18 + 18 + 14), "two passes of eight rows and one of four"
+
+
+def test_the_estimate_learns_from_rows() -> None:
+    scene = warm(batch_max=8)
+    arrive(scene, request(0, 3), request(1, 2))
+    finish(scene, 15, 0)
+    assert scene.beliefs["only", "a", ""].observed == [(5, 1.0, ms(15))]
+
+
+def test_what_waits_and_arrives_is_counted_in_rows() -> None:
+    scene = warm(batch_max=8)
+    monitor = scene.application.stages["only"].monitor
+    arrive(scene, request(0, 8), request(1, 5), request(2, 2))
+    assert (monitor.running, monitor.waiting) == (8, 7)
+    finish(scene, 20, 0)
+    assert (monitor.running, monitor.waiting) == (7, 0)
+    finish(scene, 40, 1)
+    scene.act(1_000, WOKE)
+    (bucket,) = monitor.buckets
+    assert bucket.arrivals == 15
+    assert bucket.running_ns == 8 * ms(20) + 7 * ms(20)
+    assert bucket.waiting_ns == 7 * ms(20)
+    assert monitor.running == monitor.waiting == 0
+
+
+@pytest.mark.parametrize("end", ["cancel", "late", "lost"])
+def test_rows_that_leave_are_not_counted_any_more(end: str) -> None:
+    scene = warm(batch_max=4)
+    monitor = scene.application.stages["only"].monitor
+    arrive(scene, request(0, 4))
+    arrive(scene, request(1, 3, slo_ms=50), request(2, 9, slo_ms=50))
+    assert (monitor.running, monitor.waiting) == (4, 12)
+    if end == "cancel":
+        scene.act(5, Cancelled(RequestId(1)), Cancelled(RequestId(2)))
+    elif end == "late":
+        scene.act(60, WOKE)
+    else:
+        scene.act(5, WorkerLost(WorkerId(0), "it died"))
+        assert (monitor.running, monitor.waiting) == (0, 16)
+        scene.act(60, WOKE)
+        assert monitor.waiting == 4
+        return
+    assert (monitor.running, monitor.waiting) == (4, 0)
+
+
+def test_a_request_is_hopeless_by_the_time_of_all_its_rows() -> None:
+    scene = warm(batch_max=8)
+    ends = [
+        action
+        for action in arrive(scene, request(0, 8, slo_ms=15), request(1, 2, slo_ms=15))
+        if isinstance(action, End)
+    ]
+    assert [(end.request, end.outcome) for end in ends] == [(0, Outcome.DROPPED)]
+    assert "18.0 ms" in ends[0].why
+
+
+def test_admission_knows_how_many_rows_wait() -> None:
+    scene = warm(batch_max=8, admit=PredictiveAdmit())
+    arrive(scene, request(0, 8), request(1, 24))
+    (end,) = arrive(scene, request(2, at_ms=1, slo_ms=40))
+    assert isinstance(end, End)
+    assert end.outcome is Outcome.REJECTED
+    assert "24 rows wait at only, about 54 ms" in end.why
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 10))
+def test_batch_policies_are_shown_how_many_of_the_first_visits_fit(rows: list[int], batch_max: int) -> None:
+    costs_ns = [0, *(ms(10 + n) for n in range(1, batch_max + 1))]
+    limit, costs = fitting([visit_of(request(id, each)) for id, each in enumerate(rows)], batch_max, costs_ns)
+    together = [n for n in range(1, len(rows) + 1) if n == 1 or sum(rows[:n]) <= batch_max]
+    assert limit == together[-1] if len(together) < len(rows) else limit >= len(rows)
+    assert [costs[n] for n in together] == [cost_of(costs_ns, sum(rows[:n])) for n in together]
+    assert list(costs[: limit + 1]) == sorted(costs[: limit + 1])
+    assert len(costs) > limit
+
+
+def test_policies_that_wait_for_a_full_batch_count_rows() -> None:
+    """A batch of eight is full with a visit of five rows, to which no other one like it can be added, and not with one
+    of two rows."""
+    for policy in (Timeout(s(1)), Slack(), Full()):
+        scene = warm(batch_max=8, batch=policy, drop=Never())
+        assert started(arrive(scene, request(0, 5), request(1, 5))) == [[0]], policy
+        assert started(finish(scene, 20, 0)) == [[1]]
+        finish(scene, 40, 1)
+        is_waiting = not isinstance(policy, Full)  # the plan allows no time for it
+        assert started(arrive(scene, request(2, 2, at_ms=50))) == ([] if is_waiting else [[2]])
+
+
+# Sizes
+
+
+def test_rows_of_different_sizes_never_run_together(sized: None) -> None:
+    scene = warm()
+    assert started(arrive(scene, *[request(id, size=(16, 500)[id % 2]) for id in range(6)])) == [[0, 2, 4]]
+    assert started(finish(scene, 15, 0)) == [[1, 3, 5]]
+
+
+def test_rows_of_a_class_run_together_only_if_they_are_padded(sized: None) -> None:
+    """The grid has classes up to 12 and up to 16."""
+    for is_padded, expected in ((False, [[0, 3], [1], [2]]), (True, [[0, 1, 3], [2]])):
+        scene = warm()
+        scene.application.stages["only"].is_padded = is_padded
+        batches = started(
+            arrive(scene, request(0, size=15), request(1, size=14), request(2, size=12), request(3, size=15))
+        )
+        for batch in range(len(expected) - 1):
+            batches += started(finish(scene, 20 * (batch + 1), batch))
+        assert batches == expected
+
+
+def test_equal_areas_of_different_shapes_run_together_only_if_they_are_padded(sized: None) -> None:
+    for is_padded, expected in ((False, [[0, 2], [1]]), (True, [[0, 1, 2]])):
+        scene = warm()
+        scene.application.stages["only"].is_padded = is_padded
+        shapes = [(4, 8), (8, 4), (4, 8)]
+        batches = started(arrive(scene, *[request(id, size=32, shape=shape) for id, shape in enumerate(shapes)]))
+        if not is_padded:
+            batches += started(finish(scene, 20, 0))
+        assert batches == expected
+
+
+def test_the_lane_whose_first_visit_is_due_first_comes_first(sized: None) -> None:
+    scene = warm()
+    requests = [request(0, size=500, slo_ms=900), request(1, size=16, slo_ms=800), request(2, size=500, slo_ms=700)]
+    assert started(arrive(scene, *requests)) == [[2, 0]]
+    assert started(finish(scene, 120, 0)) == [[1]]
+
+
+def test_declared_classes_are_those_of_the_lanes_and_of_the_estimates(sized: None) -> None:
+    scene = warm()
+    stage = scene.application.stages["only"]
+    stage.is_padded, stage.sizes = True, SizeClasses((100, 1000))
+    assert started(arrive(scene, request(0, size=16), request(1, size=90), request(2, size=101))) == [[0, 1]]
+    (batch,) = stage.pool.running.values()
+    assert batch.cost_ns == ms(10 + 2 * 10), "what two rows of the largest size of the class take"
+
+
+def test_each_class_learns_from_its_own_batches(sized: None) -> None:
+    scene = warm()
+    belief = scene.beliefs["only", "a", ""]
+    assert isinstance(belief, SizedBelief)
+    arrive(scene, request(0, size=16), request(1, 2, size=500))
+    finish(scene, 13, 0)
+    finish(scene, 130, 1)
+    assert {size: each.observed for size, each in belief.by_size.items()} == {
+        16: [(1, 1.0, ms(13))],
+        512: [(2, 1.0, ms(117))],
+    }
+
+
+def test_a_size_that_cannot_be_in_time_is_dropped_and_another_is_not(sized: None) -> None:
+    scene = warm()
+    actions = arrive(scene, request(0, size=500, slo_ms=50), request(1, size=16, slo_ms=50))
+    ends = [action for action in actions if isinstance(action, End)]
+    assert [(end.request, end.outcome) for end in ends] == [(0, Outcome.DROPPED)]
+    assert "61.2 ms" in ends[0].why
+    assert started(actions) == [[1]]
+
+
+def test_the_only_hopeless_size_is_tried_when_nothing_has_run_for_long(sized: None) -> None:
+    scene = warm()
+    for second in range(1, 6):
+        scene.act(1_000 * second, WOKE)
+    assert started(arrive(scene, request(0, size=500, slo_ms=50, at_ms=5_000))) == [[0]]
+
+
+def test_a_lane_that_waits_does_not_hold_up_another(sized: None) -> None:
+    scene = warm(batch_max=2, batch=Timeout(ms(100)))
+    assert started(arrive(scene, request(0, size=500))) == []
+    assert started(arrive(scene, *[request(id, size=16, at_ms=10) for id in (1, 2)])) == [[1, 2]]
+    assert started(finish(scene, 30, 0)) == []
+    assert scene.core.wake_ns == ms(100)
+    assert started(scene.act(100, WOKE)) == [[0]]
+
+
+def test_a_large_batch_leaves_time_for_another_size_that_is_due(sized: None) -> None:
+    """Eight rows of 512 would take 420 ms, until when the row of 16 would be late; two of them are in time."""
+    scene = warm(batch=Deadline())
+    large = [request(id, size=512, slo_ms=900) for id in range(8)]
+    assert started(arrive(scene, *large, request(8, size=16, slo_ms=950))) == [list(range(8))]
+    scene = warm(batch=Deadline())
+    arrive(scene, request(9, size=16, slo_ms=100))
+    arrive(scene, *[request(id, size=512, slo_ms=190) for id in range(2)], request(8, size=16, slo_ms=195))
+    assert started(finish(scene, 20, 0)) == [[0, 1]]
+    scene = warm(batch=Deadline())
+    arrive(scene, request(9, size=16, slo_ms=100))
+    arrive(scene, *[request(id, size=512, slo_ms=180) for id in range(3)], request(8, size=16, slo_ms=181))
+    assert started(finish(scene, 20, 0)) == [[0, 1]]
+
+
+def test_another_idle_replica_takes_the_size_that_is_due(sized: None) -> None:
+    scene = warm(2, batch=Deadline())
+    large = [request(id, size=512, slo_ms=300) for id in range(4)]
+    assert started(arrive(scene, *large, request(8, size=16, slo_ms=301))) == [[0, 1, 2, 3], [8]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from([0, 10, 16, 40]), st.integers(20, 400), st.integers(0, 60)),
+        max_size=20,
+    ),
+    st.booleans(),
+    st.sampled_from([None, Deadline(), Timeout(ms(30)), Slack()]),
+    st.sampled_from([None, Fifo()]),
+)
+def test_every_request_ends_once_and_every_batch_is_one_pass(
+    arrivals: list[tuple[int, int, int, int]], is_padded: bool, batch: object, order: object
+) -> None:
+    """Random arrivals on two replicas, each of which takes what is believed."""
+    scene = warm(2, batch=batch, order=order)
+    stage = scene.application.stages["only"]
+    stage.is_padded = is_padded
+    requests = [
+        request(id, rows, size, at_ms=at, slo_ms=slo)
+        for id, (rows, size, slo, at) in enumerate(sorted(arrivals, key=lambda each: each[3]))
+    ]
+    due: list[tuple[int, int, Event]] = [(each.arrived_ns, 0, each) for each in requests]
+    ended = list[int]()
+    while due or stage.pool.running or stage.queue.visits:
+        now_ns, _, event = due.pop(0) if due else (scene.core.wake_ns, 0, WOKE)
+        for action in scene.core.handle(now_ns, event):
+            if isinstance(action, End):
+                ended.append(action.request)
+            elif isinstance(action, StartBatch):
+                members = [requests[id] for id in action.requests]
+                assert sum(each.rows for each in members) <= 8 or len(members) == 1
+                sizes = {GRID.class_of(each.size) if is_padded else each.size for each in members}
+                assert len(sizes) == 1
+                running = stage.pool.running[action.replica]
+                finished: Event = Finished(action.batch, action.replica, 0)
+                due = sorted([*due, (now_ns + running.cost_ns, 1, finished)], key=lambda each: each[:2])
+    assert sorted(ended) == list(range(len(requests)))
+    assert stage.monitor.waiting == stage.monitor.running == 0
