@@ -63,6 +63,7 @@ class ApplicationSetup:
                 stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
             },
             sizes={stage.name: stage.size_classes for stage in application.stages},
+            padded=frozenset(stage.name for stage in application.stages if stage.pads),
             starts=starts_of(application),
         )
 
