@@ -13,7 +13,7 @@ from sloop.actions import Action, End, StartBatch
 from sloop.core.batching import fitting
 from sloop.core.rates import cost_of
 from sloop.events import WOKE, Cancelled, Event, Finished, WorkerLost
-from sloop.policies.admit import PredictiveAdmit
+from sloop.policies.admit import Bounded, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, Timeout
 from sloop.policies.drop import Never
 from sloop.policies.order import Fifo
@@ -295,6 +295,16 @@ def test_another_idle_replica_takes_the_size_that_is_due(sized: None) -> None:
     scene = warm(2, batch=Deadline())
     large = [request(id, size=512, slo_ms=300) for id in range(4)]
     assert started(arrive(scene, *large, request(8, size=16, slo_ms=301))) == [[0, 1, 2, 3], [8]]
+
+
+@pytest.mark.parametrize(("size", "work"), [(16, "9 ms"), (512, "157 ms")])
+def test_admission_knows_of_which_sizes_rows_wait(sized: None, size: int, work: str) -> None:
+    """Three rows wait. A row of 16 adds 22.8 / 8 ms in batches of eight, one of 512 adds 419.6 / 8 ms."""
+    scene = warm(batch_max=8, admit=Bounded(queue_max=3))
+    arrive(scene, request(9, size=100))
+    (end,) = arrive(scene, *[request(id, size=size) for id in range(4)])
+    assert isinstance(end, End)
+    assert f"3 rows wait at only, about {work} of work" in end.why
 
 
 @given(

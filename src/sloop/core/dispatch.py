@@ -124,9 +124,8 @@ class DataPath:
             return
         stage.monitor.arrive(now_ns, request.deadline_ns - now_ns)  # as `_enter` does; there is only this stage
         if request.size or request.rows != 1:
-            self._mix(now_ns, stage, request.rows)
             visit = Visit(request, stage.name, now_ns, patient.deadline_ns, 0, 0, 0, request.rows, request.size)
-            stage.queue.push(now_ns, visit)
+            self._push_mixed(now_ns, stage, visit)
             return
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, patient.deadline_ns))
 
@@ -571,16 +570,21 @@ class DataPath:
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
+            visit = Visit(request, name, now_ns, patient_ns, 0, part, 0, request.rows, size)
             if size or request.rows != 1:
-                self._mix(now_ns, stage, request.rows)
-            stage.queue.push(now_ns, Visit(request, name, now_ns, patient_ns, 0, part, 0, request.rows, size))
+                self._push_mixed(now_ns, stage, visit)
+            else:
+                stage.queue.push(now_ns, visit)
 
-    def _mix(self, now_ns: int, stage: StageState, rows: int) -> None:
-        """The visit that enters the queue has several rows, or rows of a size."""
-        stage.queue.is_mixed = True
-        self.bind(stage)
-        if rows != 1:
-            stage.monitor.arrive_more(now_ns, rows - 1)
+    def _push_mixed(self, now_ns: int, stage: StageState, visit: Visit) -> None:
+        """A visit of several rows, or of rows of a size, enters the queue."""
+        if not stage.queue.is_mixed:
+            stage.queue.is_mixed = True
+            self.bind(stage)
+        if visit.rows != 1:
+            stage.monitor.arrive_more(now_ns, visit.rows - 1)
+        stage.queue.push(now_ns, visit)
+        stage.weigh()
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
         """Drop the request of a visit; reject it if no replica has started for it."""

@@ -434,18 +434,12 @@ class ReplicaPool:
             self.change(replica, replica.slot, replica.shape)
 
     def refresh(self) -> tuple[float, float]:
-        """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
-        of the ready replicas and of the starting replicas."""
-        ready, starting, limits, rates = 0.0, 0.0, self._limits, self._rates.values()
+        """Reread all costs from the beliefs. Returns the believed capacity in full batches, in rows per nanosecond, of
+        the ready replicas and of the starting replicas."""
+        limits, rates = self._limits, self._rates.values()
         for rate in rates:
             rate.refresh(limits)
-            if rate.is_shared:
-                ready += rate.capacity(Life.READY)
-                starting += rate.capacity(Life.STARTING)
-            elif rate.batch_max:
-                per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
-                ready += rate.ready * per_ns
-                starting += rate.starting * per_ns
+        ready, starting = self._capacities()
         if len(rates) > 1 and len({rate.slot.hardware for rate in rates if rate.replicas}) > 1:
             for size in dict.fromkeys([0, *chain.from_iterable(rate.by_size for rate in rates)]):
                 alone_ns, full_ns = self.least_ns(size)
@@ -453,6 +447,25 @@ class ReplicaPool:
                     rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
                     rate.least_full_ns = min(rate.least_full_ns, full_ns)
         return ready, starting
+
+    def _capacities(self, size: int = 0) -> tuple[float, float]:
+        """The believed capacity with rows of this size class, of the ready and of the starting replicas."""
+        ready, starting = 0.0, 0.0
+        for rate in self._rates.values():
+            sized = rate.at(size, self._limits)
+            if rate.is_shared:
+                ready += rate.capacity(Life.READY)
+                starting += rate.capacity(Life.STARTING)
+            elif sized.batch_max:
+                per_ns = sized.batch_max / sized.costs_ns[sized.batch_max]
+                ready += rate.ready * per_ns
+                starting += rate.starting * per_ns
+        return ready, starting
+
+    def row_ns(self, size: int) -> float:
+        """The time that a waiting row of this size class adds; 0 without replicas."""
+        ready, starting = self._capacities(size)
+        return 1 / (ready or starting) if ready or starting else 0.0
 
     def least_ns(self, size: int = 0) -> LeastTimes:
         """Believed durations of a batch of one row and of a full batch, with rows of this size class, each on the

@@ -1,5 +1,6 @@
 """One stage while it runs: its queue, its replicas, its estimates, and what its losses mean for the next start."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from sloop.app.graph import declared_name
 from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, ServiceGap
-from sloop.core.queue import LaneKey, Queue
+from sloop.core.queue import LOOKED_AT, LaneKey, Queue
 from sloop.core.rates import BatchLimits
 from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, ReplicaWorker, RunningBatch
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
@@ -98,7 +99,7 @@ class TimeEstimates:
     startup_ns: int = 0
     """Time until the first replica is ready; 0 if a replica is ready."""
     visit_ns: int = 0
-    """Time that each waiting visit adds to the drain time of the queue; 0 if unknown."""
+    """Time that each waiting row adds to the drain time of the queue; 0 if unknown."""
 
 
 class StageState:
@@ -163,6 +164,16 @@ class StageState:
         self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
+        if self.queue.is_mixed and self.queue.visits:
+            self.weigh()
+
+    def weigh(self) -> None:
+        """The time that a waiting row adds follows from the sizes of the rows that wait."""
+        rows = Counter[int]()
+        for visit in self.queue.visits[:LOOKED_AT]:
+            rows[self.sizes.class_of(visit.size)] += visit.rows
+        total_ns = sum(count * self.pool.row_ns(size) for size, count in rows.items())
+        self.times.visit_ns = round(total_ns / rows.total())
 
     def lane_key(self, visit: Visit) -> LaneKey:
         """The lane in which a visit waits: the others there can run in one forward pass with it."""
