@@ -20,7 +20,7 @@ from sloop.vocabulary import (
 )
 
 
-class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
+class StartBatch(Struct, frozen=True, gc=False, tag="start_batch", omit_defaults=True):
     """Run these requests together on this replica."""
 
     batch: BatchId
@@ -29,6 +29,15 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
     requests: tuple[RequestId, ...]
     parts: tuple[int, ...] = ()
     """Which part of each request this batch runs, at a stage that runs once for each part; otherwise empty."""
+    together: int = 0
+    """How many rows the requests have together; 0: one each. See `rows`."""
+    size: int = 0
+    """The class of the size of these rows (`sloop.sizes`); 0 where all rows are equally large."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has."""
+        return self.together or len(self.requests)
 
     @property
     def visits(self) -> Iterator[tuple[RequestId, int]]:

@@ -42,8 +42,10 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     their outputs do not decide the next edge. Their `edge_counts` are ignored."""
     passes: int = 1
     """How many forward passes it took."""
+    elements: int = 0
+    """Where rows are padded: the sum of their sizes (`Request.size`); elsewhere 0."""
     padded: int = 0
-    """How many elements padding has added to the size of its rows (`Request.size`), over all of them."""
+    """How many elements padding has added to these."""
 
     def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
         """The visits that did not fail, each with its edge counts. `visits` are all visits of the batch, in order."""

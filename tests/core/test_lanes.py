@@ -222,6 +222,17 @@ def test_equal_areas_of_different_shapes_run_together_only_if_they_are_padded(si
         assert batches == expected
 
 
+def test_a_batch_says_its_rows_and_the_class_of_their_size(sized: None) -> None:
+    scene = warm(3)
+    said = arrive(scene, request(0, size=16), request(1, size=500), request(2, 3), request(3))
+    orders = [action for action in said if isinstance(action, StartBatch)]
+    assert [(each.requests, each.rows, each.together, each.size) for each in orders] == [
+        ((0,), 1, 0, 16),
+        ((1,), 1, 0, 512),
+        ((2, 3), 4, 4, 0),
+    ]
+
+
 def test_the_lane_whose_first_visit_is_due_first_comes_first(sized: None) -> None:
     scene = warm()
     requests = [request(0, size=500, slo_ms=900), request(1, size=16, slo_ms=800), request(2, size=500, slo_ms=700)]

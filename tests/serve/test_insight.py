@@ -441,7 +441,7 @@ def test_decisions_are_those_of_one_model(model: str, kinds: set[str]) -> None:
 
 
 def test_statistics_count_what_requests_and_batches_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests run together and a third alone; a fourth is dropped."""
+    """Two requests of 8 rows run together, in two passes, and a third alone; a fourth is dropped."""
     monkeypatch.setattr(time, "time_ns", lambda: s(1000))  # the server's clock says 2 s
     server = of_one(plan_of(count=1))
     assert json.loads(server.insight.statistics())["model_stats"][0]["last_inference"] == 0
@@ -451,23 +451,23 @@ def test_statistics_count_what_requests_and_batches_took(monkeypatch: pytest.Mon
     for number, sent_ms in ((1, 10), (2, 12), (3, 13), (4, 14)):
         run.append(ms(sent_ms), request(number, at_ms=sent_ms))
     (one,) = server.core.state.replicas
-    for batch, requests, began_ms, ended_ms in ((1, (1, 2), 15, 25), (2, (3,), 25, 31)):
+    for batch, requests, rows, passes, began_ms, ended_ms in ((1, (1, 2), 16, 2, 15, 25), (2, (3,), 0, 1, 25, 31)):
         ids = tuple(map(RequestId, requests))
-        run.append(ms(began_ms), StartBatch(BatchId(batch), one, "only", ids))
-        run.append(ms(ended_ms), Finished(BatchId(batch), one, ms(1)))
+        run.append(ms(began_ms), StartBatch(BatchId(batch), one, "only", ids, together=rows))
+        run.append(ms(ended_ms), Finished(BatchId(batch), one, ms(1), passes=passes))
         for id in ids:
             run.append(ms(ended_ms), End(id, Outcome.SERVED if batch == 1 else Outcome.LATE))
     run.append(ms(50), End(RequestId(4), Outcome.DROPPED))
     (found,) = json.loads(server.insight.statistics())["model_stats"]
     stats = found["inference_stats"]
     assert (found["name"], found["version"]) == ("", "1")
-    assert (found["inference_count"], found["execution_count"]) == (17, 2)
+    assert (found["inference_count"], found["execution_count"]) == (17, 3)
     assert stats["success"] == {"count": 3, "ns": ms(15 + 13 + 18)}
     assert stats["fail"] == {"count": 1, "ns": ms(36)}
     assert stats["queue"] == {"count": 3, "ns": ms(5 + 3 + 12)}
     assert stats["compute_infer"] == {"count": 3, "ns": ms(2 * 10 + 6)}
     sizes = [(each["batch_size"], each["compute_infer"]) for each in found["batch_stats"]]
-    assert sizes == [(1, {"count": 1, "ns": ms(6)}), (2, {"count": 1, "ns": ms(10)})]
+    assert sizes == [(1, {"count": 1, "ns": ms(6)}), (16, {"count": 1, "ns": ms(10)})]
     assert found["last_inference"] == 998_050
     assert json.loads(server.insight.statistics())["model_stats"] == [found]
     assert json.loads(server.insight.statistics("other"))["model_stats"] == []

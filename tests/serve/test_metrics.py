@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.actions import (
@@ -151,6 +151,23 @@ def test_follows_a_request_from_queue_to_answer() -> None:
     assert seen["sloop_request_duration_seconds_sum", ("served",)] == pytest.approx(0.025)
     assert seen["sloop_cores_allocated", ("only",)] == seen["sloop_cores_in_use", ("only",)] == 2
     assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.033)
+
+
+def test_rows_passes_and_padding_of_batches_are_counted_over_all_core_counts() -> None:
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, WorkerReady(ReplicaId(0))),
+        (1, structs.replace(batch(0, 0, 1, 2), together=12, size=64)),
+        (2, structs.replace(finished(0, 0), passes=2, elements=500, padded=30)),
+        (3, WorkerResized(ReplicaId(0), 4)),
+        (4, batch(1, 0, 3)),
+        (5, structs.replace(finished(1, 0), elements=50)),
+    )
+    key = "only", "v"
+    assert (seen["sloop_batch_size_sum", key], seen["sloop_batch_size_count", key]) == (13, 2)
+    assert seen["sloop_passes_total", key] == 3
+    assert (seen["sloop_row_elements_total", key], seen["sloop_padding_elements_total", key]) == (550, 30)
 
 
 def test_a_stage_with_two_before_it_is_entered_when_both_are_done() -> None:

@@ -373,14 +373,14 @@ def test_requests_of_different_lengths_share_a_padded_pass_and_get_their_own_bac
     server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING)
     server.until_ready()
     done = server.run(texts(2, 5, 3, rows=2))
-    assert (done.passes, done.padded) == (1, 2 * (3 + 2))
+    assert (done.passes, done.elements, done.padded) == (1, 2 * (2 + 5 + 3), 2 * (3 + 2))
     for length, (same, total, ran) in zip((2, 5, 3), tensors_in(done.blocks), strict=True):
         assert (same.shape, same.datatype) == ((2, length), "INT64")
         assert np.frombuffer(same.data, np.int64).tolist() == [length] * 2 * length, "nothing of 7, the padding"
         assert np.frombuffer(total.data, np.float32).tolist() == [length * length] * 2
         assert np.frombuffer(ran.data, np.float32).tolist() == [5, 5]
     alike = server.run(texts(4, 4))
-    assert (alike.passes, alike.padded) == (1, 0)
+    assert (alike.passes, alike.elements, alike.padded) == (1, 8, 0)
     server.end()
     assert server.error is None
 
@@ -390,7 +390,7 @@ def test_without_padding_requests_of_different_lengths_take_several_passes_and_i
     server = Server(str(tmp_path / "m.py"), TEXT)
     server.until_ready()
     done = server.run(texts(2, 5, 2))
-    assert (done.passes, done.padded) == (2, 0)
+    assert (done.passes, done.elements, done.padded) == (2, 0, 0)
     server.end()
 
 

@@ -355,8 +355,10 @@ class DataPath:
         replica.batches += 1
         stage.pool.last = replica.id
         stage.monitor.start(now_ns, rows, rate.millicores)
+        ids = tuple([visit.request.id for visit in visits])
         parts = tuple([visit.part for visit in visits]) if stage.runs_for_parts else ()
-        out.append(StartBatch(batch, replica.id, stage.name, tuple([visit.request.id for visit in visits]), parts))
+        together, size = 0 if rows == len(visits) else rows, stage.sizes.class_of(visits[0].size)
+        out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size))
 
     def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
         """When the only idle replica has to begin with the first visit of one of these lanes, so that it is in time;

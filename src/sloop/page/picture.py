@@ -444,7 +444,7 @@ def _replica(replica: ReplicaRecord) -> dict[str, Any]:
         "cores": replica.cores,
         "wanted": replica.wanted_cores,
         "form": kind_of(replica.group.shape),
-        "running": len(replica.running.requests) if replica.running else 0,
+        "running": replica.rows if replica.running else 0,
     }
 
 

@@ -21,14 +21,22 @@ class BatchGroup(Struct):
     slot: Slot
     shape: Shape = ALONE
     sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """How many batches of each size were started."""
+    """How many batches of so many rows were started."""
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(new_samples))
-    """Per batch size, the durations of finished batches from order to answer, in ns."""
+    """By rows, the durations of finished batches from order to answer, in ns."""
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(new_samples))
     """The same for batches that were set apart: the replica was resized, or changed its shape, meanwhile, so they ran
     on more than one core count, or with a shadow in part."""
     service_ns: "Samples[int]" = field(default_factory=new_samples)
-    """Forward-pass times measured by the replicas, in ns; recorded only with `Kept.service`."""
+    """Forward-pass times measured by the replicas, in ns; recorded, like what follows, only with `Kept.service`."""
+    passes: int = 0
+    """Forward passes of finished batches."""
+    elements: int = 0
+    padded: int = 0
+    """Where rows are padded: the elements of the rows of finished batches, and those that padding has added."""
+    visits: int = 0
+    visits_ns: int = 0
+    """Visits in finished batches, and the sum over these of what their batch took."""
 
     @property
     def cores(self) -> float:
@@ -99,6 +107,8 @@ class ReplicaRecord(Struct):
     running: StartBatch | None = None
     running_ns: int = 0
     """When its batch was started."""
+    rows: int = 0
+    """How many rows the batch has."""
     batches: int = 0
     """Started."""
     shadow: StartWorker | None = None

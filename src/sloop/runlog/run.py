@@ -160,11 +160,13 @@ class RunState:
             replica = self.replicas.get(record.replica)
             if replica is None:
                 return
-            replica.running, replica.running_ns = record, now_ns
+            replica.running = record
+            replica.running_ns = now_ns
+            replica.rows = rows = record.together or len(record.requests)
             if replica.use is not None:
                 replica.use.begin(now_ns)
             replica.batches += 1
-            replica.group.sizes[len(record.requests)] += 1
+            replica.group.sizes[rows] += 1
             if self._only is not None:
                 open_request, add = self.open.get, self._only.waits_ns.append
                 for id in record.requests:
@@ -180,14 +182,19 @@ class RunState:
             replica.running = None
             if replica.use is not None:
                 replica.use.end(now_ns)
-            group = replica.group
-            durations_ns = group.durations_ns
+            durations_ns = replica.group.durations_ns
             if self._resized and batch.batch in self._resized:
                 self._resized.remove(batch.batch)
-                durations_ns = group.resized_ns
-            durations_ns[len(batch.requests)].append(now_ns - replica.running_ns)
+                durations_ns = replica.group.resized_ns
+            durations_ns[replica.rows].append(now_ns - replica.running_ns)
             if self._keeps_service:
+                group, visits = replica.group, len(batch.requests)
                 group.service_ns.append(record.service_ns)
+                group.passes += record.passes
+                group.elements += record.elements
+                group.padded += record.padded
+                group.visits += visits
+                group.visits_ns += visits * (now_ns - replica.running_ns)
             if self._unanswered:
                 self.workers.first_answer(now_ns, replica)
             if self._only is None:

@@ -28,6 +28,10 @@ class StaticEstimate(Protocol):
         """Learn from a finished batch; only explanations do so, as the core did."""
         ...
 
+    def at(self, size: int) -> "StaticEstimate":
+        """The estimate for rows of the class of a size; this one for 0."""
+        ...
+
     def of(self, shape: Shape) -> "StaticEstimate":
         """The estimate of replicas of another shape."""
         ...

@@ -321,21 +321,21 @@ def _statistics(rows: VersionRows, inferences: int, epoch_ns: int) -> dict[str, 
         into = answered if outcome in (Outcome.SERVED, Outcome.LATE) else missed
         into.count += total.count
         into.ns += total.ns
-    visits = sum(size * total.count for size, total in rows.batches.items())
-    visits_ns = sum(size * total.ns for size, total in rows.batches.items())
+    groups = rows.run.workers.groups.values()
+    visits = sum(group.visits for group in groups)
     name, version = rows.version
     return {
         "name": name,
         "version": version,
         "last_inference": 0 if rows.last_ns is None else (epoch_ns + rows.last_ns) // NS_PER_MS,
         "inference_count": inferences,
-        "execution_count": sum(total.count for total in rows.batches.values()),
+        "execution_count": sum(group.passes for group in groups),
         "inference_stats": {
             "success": answered,
             "fail": missed,
             "queue": rows.queued,
             "compute_input": Total(visits),
-            "compute_infer": Total(visits, visits_ns),
+            "compute_infer": Total(visits, sum(group.visits_ns for group in groups)),
             "compute_output": Total(visits),
             "cache_hit": Total(),
             "cache_miss": Total(),
@@ -360,7 +360,7 @@ def _stage(view: StageView, run: RunState, now_ns: int) -> dict[str, Any]:
         "name": declared_name(view.name),
         "after": list(map(declared_name, view.after)),
         "queued": run.queued(view.name),
-        "running": sum(len(replica.running.requests) for replica in replicas if replica.running),
+        "running": sum(replica.rows for replica in replicas if replica.running),
         "rate_rps": view.rate_rps(TRAFFIC_NS),
         "utilisation": view.utilisation(TRAFFIC_NS),
         "batch_max": _batch_max(run.plan, view.name),
@@ -393,7 +393,7 @@ def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
         "shadow_cores": replica.all_cores(0.0),
         "form": kind_of(replica.group.shape),
         "layers": replica.part and (replica.part.span.first, replica.part.span.end),
-        "running": len(replica.running.requests) if replica.running else 0,
+        "running": replica.rows if replica.running else 0,
         "batches": replica.batches,
     }
 

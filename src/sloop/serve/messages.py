@@ -187,6 +187,7 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """Why the visits at these positions failed although the batch did not."""
     passes: int = 1
+    elements: int = 0
     padded: int = 0
     """See `sloop.events.Finished`."""
 

@@ -27,6 +27,7 @@ from sloop.actions import VersionState
 from sloop.app.graph import declared_name
 from sloop.runlog.cost import MICROCORES
 from sloop.runlog.fold import DeploymentState
+from sloop.runlog.replicas import BatchGroup
 from sloop.runlog.run import Kept
 from sloop.runlog.versions import Build, VersionParts, VersionRecord
 from sloop.serve.driver import TURN_BOUNDS_NS, Turns
@@ -174,7 +175,7 @@ class VersionRows:
         self.queued = Total()
         """From entering a queue to batch, of all stages."""
         self.batches: defaultdict[int, Total] = defaultdict(Total)
-        """From order to answer, by the number of requests."""
+        """From order to answer, by the number of rows."""
         self.last_ns: int | None = None
         """The instant of the last record when it was last seen that requests had ended; None before the first end."""
         self.model: Labels = (record.application,)
@@ -412,6 +413,7 @@ class Metrics:
         yield self._sizes(present.values()).family(model)
         yield from (self._services.family(model), self._starts.family(model), self._resizes.family(model))
         yield self._completions.family(model)
+        yield from self._pass_families(present.values())
         yield from self._replica_families(present.values())
         yield from self._form_families(present.values())
         yield self._joining_family(present.values())
@@ -481,12 +483,29 @@ class Metrics:
         yield from (queued, drops, allocated, in_use, core_seconds)
 
     def _sizes(self, present: Iterable[VersionRows]) -> Histograms:
-        sizes = Histograms("sloop_batch_size", "Requests per batch started.", GROUP, SIZES, scale=1)
+        sizes = Histograms("sloop_batch_size", "Rows per batch started.", GROUP, SIZES, scale=1)
         for rows in present:
             for group in rows.run.workers.groups.values():
                 if group.sizes:
                     sizes[rows.group(group.key, group.hardware)].observe([*group.sizes], [*group.sizes.values()])
         return sizes
+
+    def _pass_families(self, present: Iterable[VersionRows]) -> Iterator[Metric]:
+        passes = CounterMetricFamily("sloop_passes", "Forward passes of finished batches.", labels=GROUP)
+        elements = CounterMetricFamily(
+            "sloop_row_elements", "Sizes of rows in finished batches, where rows are padded.", labels=GROUP
+        )
+        padded = CounterMetricFamily("sloop_padding_elements", "What padding has added to these.", labels=GROUP)
+        for rows in present:
+            groups: defaultdict[Labels, list[BatchGroup]] = defaultdict(list)
+            for group in rows.run.workers.groups.values():  # several differ in their cores only
+                groups[rows.group(group.key, group.hardware)].append(group)
+            for labels, own in groups.items():
+                passes.add_metric(labels, sum(group.passes for group in own))
+                if any(group.elements for group in own):
+                    elements.add_metric(labels, sum(group.elements for group in own))
+                    padded.add_metric(labels, sum(group.padded for group in own))
+        yield from (passes, elements, padded)
 
     def _replica_families(self, present: Iterable[VersionRows]) -> Iterator[Metric]:
         replicas = GaugeMetricFamily("sloop_replicas", "Replicas by life.", labels=(*GROUP, "life"))

@@ -138,7 +138,7 @@ class RequestSpans:
         attributes: dict[str, str | int | float] = {
             "sloop.stage": batch.stage,
             "sloop.batch": batch.batch,
-            "sloop.batch_size": len(batch.requests),
+            "sloop.batch_size": batch.rows,
             "sloop.replica": batch.replica,
         }
         if spec is not None:

@@ -567,17 +567,15 @@ class ModelWorker:
             )
             rows = list(map(self._rows, visits))
             found = self._distributed(rows, passes, [outputs for outputs, _ in results])
-            padded = 0
             for members, given, (outputs, _) in zip(passes, arrays, results, strict=True):
                 if len(members) > 1:
-                    own = [rows[index] for index in members]
                     kept = self._kept([visits[index] for index in members], outputs)
                     for index, (_, of_outputs) in zip(members, kept, strict=False):
                         found[index] = list(map(cut_back, found[index], of_outputs))
-                    padded += self._padded(given, own, kept) if kept else 0
-                    self._verification.note(own, given, outputs, kept)
-            done = self._stored(order, places, rows, found, faults)
-            return FrameKind.DONE, structs.replace(done, passes=len(passes), padded=padded)
+                    self._verification.note([rows[index] for index in members], given, outputs, kept)
+            stored = self._stored(order, places, rows, found, faults)
+            elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
+            return FrameKind.DONE, structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
 
         self._answer(frame, done)
 
@@ -645,16 +643,27 @@ class ModelWorker:
             found.append(([tuple(map(slice, shape[1:])) for shape in shapes], padding.kept(shapes, ranks)))
         return found
 
-    def _padded(self, given: Sequence[Array], rows: Sequence[int], kept: Sequence[Kept]) -> int:
-        """How many elements padding has added to the largest input of a pass, in its open dimensions: as many more as
-        the size of its rows counts (`sloop.vocabulary.Request`)."""
+    def _padded(
+        self,
+        visits: Sequence[Sequence[Tensor]],
+        rows: Sequence[int],
+        passes: Sequence[Sequence[int]],
+        arrays: Sequence[Sequence[Array]],
+    ) -> tuple[int, int]:
+        """The elements of the rows of all visits, and how many padding has added to them, in the size of rows
+        (`sloop.vocabulary.Request`)."""
 
         def size(shapes: Sequence[tuple[int, ...]]) -> int:
             return max([prod([shapes[place][at] for at in places]) for place, places in self._opened_places.items()])
 
-        own = [size([(0, *(part.stop for part in each)) for each in of_inputs]) for of_inputs, _ in kept]
-        whole = sum(rows) * size([array.shape for array in given])
-        return whole - sum(count * each for count, each in zip(rows, own, strict=True))
+        elements = sum(
+            own * size([tensor.shape for tensor in tensors]) for own, tensors in zip(rows, visits, strict=True)
+        )
+        run = sum(
+            sum([rows[index] for index in members]) * size([array.shape for array in given])
+            for members, given in zip(passes, arrays, strict=True)
+        )
+        return elements, run - elements
 
     def _needed(self, order: Run, places: Sequence[int], passes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """The places of the outputs that each pass must compute: what one of its visits needs. A choice that is new is

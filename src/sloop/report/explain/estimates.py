@@ -41,15 +41,17 @@ class Estimator:
         if belief is None:
             return
         if isinstance(record, StartBatch):
-            size, group = len(record.requests), replica.group
-            expected_ns = belief.of(group.shape).costs_ns(group.slot)[size] if size <= belief.batch_max else 0
+            rows, group = record.rows, replica.group
+            own = belief.of(group.shape).at(record.size)
+            expected_ns = own.costs_ns(group.slot)[rows] if rows <= own.batch_max else 0
             self._running[record.batch] = group, expected_ns
         elif replica.running is not None and replica.running.batch == record.batch:
             group, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns
             if not record.faults:
-                own = belief.of(group.shape)
-                own.observe(len(replica.running.requests), group.slot, now_ns - replica.running_ns)
+                batch = replica.running
+                own = belief.of(group.shape).at(batch.size)
+                own.observe(batch.rows, group.slot, now_ns - replica.running_ns)
 
     def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:
         records = self._state.records

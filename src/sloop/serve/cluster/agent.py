@@ -149,6 +149,7 @@ class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
     edge_counts: tuple[tuple[int, ...], ...] = ()
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     passes: int = 1
+    elements: int = 0
     padded: int = 0
 
 
@@ -681,8 +682,14 @@ class AgentSession:
             self._drop_blocks(event.replica, blocks)
             return
         found = self._noted(blocks)
-        counts = (event.edge_counts, dict(faults), event.passes, event.padded)
-        self._send(BatchFinished(event.batch, event.replica, event.service_ns, found, *counts))
+        self._send(
+            BatchFinished(
+                *(event.batch, event.replica, event.service_ns, found, event.edge_counts, dict(faults)),
+                passes=event.passes,
+                elements=event.elements,
+                padded=event.padded,
+            )
+        )
         self._run_next(feed)
 
     def _drop_blocks(self, number: WorkerId, blocks: Iterable[Block | None]) -> None:

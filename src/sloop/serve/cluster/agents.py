@@ -912,7 +912,7 @@ class AgentBackend(KnownStages):
         for counts in record.edge_counts:
             if counts and (len(counts) != len(decisions) or min(counts) < 0):
                 raise ProtocolError(f"counts {counts} for {len(decisions)} edges of stage {placed.spec.stage}")
-        numbers = record.service_ns, record.passes, record.padded
+        numbers = record.service_ns, record.passes, record.elements, record.padded
         if len(record.edge_counts) not in (0, placed.visits) or min(numbers) < 0:
             raise ProtocolError(f"{len(record.edge_counts)} counts, {record.service_ns} ns for {placed.visits} visits")
         for block in blocks:
@@ -923,6 +923,7 @@ class AgentBackend(KnownStages):
         event = events.Finished(
             *(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults))),
             passes=record.passes,
+            elements=record.elements,
             padded=record.padded,
         )
         if self._listener is not None:

@@ -702,8 +702,12 @@ class LiveNode(KnownStages):
             for block in written:
                 self._arenas.free(block)
             return
-        faults = tuple(sorted(done.faults))
-        event = events.Finished(batch, owner.number, took_ns, done.edge_counts, faults, done.passes, done.padded)
+        event = events.Finished(
+            *(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults))),
+            passes=done.passes,
+            elements=done.elements,
+            padded=done.padded,
+        )
         if self._listener is not None:
             self._listener.on_finished(event, done.blocks, done.faults)
 
