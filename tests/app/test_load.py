@@ -23,6 +23,7 @@ from sloop.profile.profile import (
     Profile,
     Quadratic,
     Region,
+    SizeLatency,
     Startup,
     digest,
     path_beside,
@@ -361,6 +362,21 @@ def test_inline_with_the_parts_of_its_start() -> None:
     ):
         with pytest.raises(InputError, match=what):
             inline(wrong)
+
+
+def test_inline_with_several_sizes() -> None:
+    latency = "latency_ms: {quadratic: {alpha: 0, beta: 4, gamma: 1}}"
+    sizes = inline(f"sizes: [{{size: 16, {latency}}}, {{size: 64, {latency}}}]").sizes
+    assert sizes == tuple(SizeLatency(size, Quadratic(0, 4, 1)) for size in (16, 64))
+    for wrong, message in (
+        ("{16: 3}", "must be a list"),
+        ("[16]", "must be a size with its latency"),
+        ("[{size: 16}]", "'latency_ms' is missing"),
+        (f"[{{size: 0.5, {latency}}}]", "must be a whole number of at least 1"),
+        (f"[{{size: 64, {latency}}}, {{size: 16, {latency}}}]", "the size 16 comes after 64"),
+    ):
+        with pytest.raises(InputError, match=message):
+            inline(f"sizes: {wrong}")
 
 
 def test_inline_without_provenance_is_assumed_where_it_stands() -> None:

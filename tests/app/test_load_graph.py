@@ -1,14 +1,18 @@
 """Reading how stages hang together: every form that is allowed, and every mistake with its line and its fix."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sloop.app.application import Application, Stage
 from sloop.app.document import parse_yaml
 from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When
 from sloop.app.load import read_application
 from sloop.errors import InputError
+from sloop.profile.profile import Quadratic, SizeLatency
+from sloop.profile.published import RESNET_T
 from sloop.sizes import SizeClasses
 from sloop.systems.setup import application_in, definition_of, set_up
 from sloop.units import ms
@@ -163,6 +167,17 @@ def test_a_stage_may_declare_its_classes_of_sizes() -> None:
     ):
         with pytest.raises(InputError, match=message):
             read(A, f"name: b, after: a, sizes: {wrong}")
+
+
+def test_a_profile_that_knows_sizes_chooses_the_classes() -> None:
+    latencies = tuple(SizeLatency(size, Quadratic(0, size / 8, 1)) for size in (16, 64))
+    stage = read(A).by_name["a"]
+    knows = replace(stage.variants[0], profile=structs.replace(RESNET_T, sizes=latencies))
+    stage = replace(stage, variants=(knows,))
+    assert stage.size_classes.bounds[-1] == 64
+    assert stage.size_max == 256
+    assert replace(stage, sizes=(100,)).size_classes == SizeClasses((100,))
+    assert read(A).by_name["a"].size_max == 0
 
 
 def test_stages_may_be_written_in_any_order() -> None:

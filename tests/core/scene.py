@@ -23,6 +23,7 @@ from sloop.policies.place import BestFit
 from sloop.policies.route import FirstIdle
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import DeviceSharing
+from sloop.profile.size_law import NO_LESSONS, SizeLessons
 from sloop.units import ms, s
 from sloop.vocabulary import (
     ALONE,
@@ -58,6 +59,7 @@ class Belief:
     observed: list[tuple[int, float, int]] = field(default_factory=list)
     shapes: dict[Shape, "Belief"] = field(default_factory=dict)
     sizes: dict[int, "Belief"] = field(default_factory=dict)
+    size_lessons: SizeLessons = NO_LESSONS
     layer_count: int = 0
     multiply_adds: float = 0.0
     sharing: DeviceSharing | None = None

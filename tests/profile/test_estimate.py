@@ -11,7 +11,6 @@ from sloop.core.views import Belief
 from sloop.profile.estimate import CACHED_MAX, EVERY, SHAPES_MAX, Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T
-from sloop.sizes import SizeClasses
 from sloop.streams import stream
 from sloop.units import ms
 from sloop.vocabulary import ALONE, Slot, Worker
@@ -177,19 +176,6 @@ def test_forms_are_bounded() -> None:
     assert whole.of((Worker(1, (0,)),)) is first
     whole.of((Worker(SHAPES_MAX + 1, (0,)),))
     assert whole.of((Worker(1, (0,)),)) is not first
-
-
-def test_a_class_of_sizes_learns_from_its_own_batches_only() -> None:
-    whole = Estimate(RESNET_T, classes=SizeClasses((16, 512)))
-    short, long = whole.at(9), whole.at(100)
-    assert whole.at(0) is whole is short.at(0)
-    assert short is whole.at(16) is long.at(1)
-    assert long is not short
-    before_ns = whole.costs_ns(Slot(2.0))
-    assert short.costs_ns(Slot(2.0)) == before_ns
-    _observe(short, 1.3, 40 * EVERY)
-    assert (whole.correction, long.correction) == (1.0, 1.0)
-    assert short.correction == pytest.approx(1.3, abs=0.01)
 
 
 def test_shape_and_size_combine() -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.profile import (
+    COST_SPREAD_MAX,
     Amdahl,
     Latency,
     LatencyTable,
@@ -20,9 +21,11 @@ from sloop.profile.profile import (
     Quadratic,
     Region,
     Sample,
+    SizeLatency,
     digest,
     digest_of_model,
     is_of,
+    latency_between,
     likely,
     load_profile,
     path_beside,
@@ -31,12 +34,22 @@ from sloop.profile.profile import (
     size_of_model,
 )
 from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
+from sloop.sizes import GRID
+
+
+def of_sizes(*sizes: int) -> tuple[SizeLatency, ...]:
+    """2 ms and 0.1 ms for each element of a row."""
+    return tuple(SizeLatency(size, Quadratic(0, size / 10, 2)) for size in sizes)
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"max_batch": 0}, "max_batch is 0"),
+        ({"sizes": of_sizes(64, 16)}, "the size 16 comes after 64"),
+        ({"sizes": of_sizes(16, 16)}, "the size 16 is given twice"),
+        ({"sizes": of_sizes(0, 16)}, "a size of 0; a size is at least 1"),
+        ({"sizes": (SizeLatency(16, Amdahl(-9, 0, 0, 0)),)}, "latency_ms of size 16 is -0.5625 ms at batch 1"),
         ({"max_cores": 0.0}, "max_cores is 0"),
         ({"max_cores": float("inf")}, "max_cores is inf"),
         ({"load_s": -1.0}, "load_s is -1"),
@@ -67,6 +80,74 @@ def test_says_where_it_extrapolates() -> None:
     quadratic = Profile(latency_ms=Quadratic(0, 1, 4), max_batch=8, max_cores=1, samples=samples)
     assert not quadratic.is_extrapolated(4, 2)  # cores do not enter
     assert quadratic.is_extrapolated(5, 1)
+
+
+def test_between_and_beyond_sizes() -> None:
+    profile = Profile(latency_ms=Quadratic(0, 10, 2), max_batch=8, max_cores=1, sizes=of_sizes(16, 64, 256))
+    for size in (1, 8, 16, 40, 64, 100, 256, 1000):
+        assert profile.latency_at(size, 4, 1) == pytest.approx(2 + 0.1 * 4 * size)
+        assert profile.is_extrapolated(4, 1, size) == (not 16 <= size <= 256)
+    assert profile.latency_at(0, 4, 1) == 42
+    assert not profile.is_extrapolated(4, 1)
+    assert profile.size_max == 1024
+
+
+@pytest.mark.parametrize(
+    ("values_ms", "size", "latency_ms"),
+    [
+        ((1, 10, 20), 5, 0.5),  # in proportion: the first slope would be below 0
+        ((10, 10, 10), 5, 10),
+        ((10, 8, 30), 30, 20),  # larger rows never take less
+        ((10, 10, 30), 60, 30 + 20 * (1 + 40 / 30)),  # curving up: the parabola
+        ((10, 30, 40), 60, 50),  # curving down: the last slope
+    ],
+)
+def test_how_sizes_are_interpolated(values_ms: tuple[float, ...], size: int, latency_ms: float) -> None:
+    assert latency_between((10, 20, 40), values_ms, size) == pytest.approx(latency_ms)
+
+
+def test_attention_is_extrapolated_as_a_parabola() -> None:
+    def truth(size: int) -> float:
+        return 3 + 0.05 * size + 0.0004 * size * size
+
+    sizes = (16, 64, 256)
+    for size in (300, 1024):
+        assert latency_between(sizes, [truth(each) for each in sizes], size) == pytest.approx(truth(size))
+
+
+@given(
+    st.lists(st.integers(1, 10**5), min_size=2, max_size=6, unique=True).map(sorted),
+    st.lists(st.floats(0.01, 1e4), min_size=6, max_size=6),
+    st.lists(st.integers(1, 4 * 10**5), min_size=2).map(sorted),
+)
+def test_larger_rows_never_take_less(sizes: list[int], values_ms: list[float], asked: list[int]) -> None:
+    found = [latency_between(sizes, values_ms[: len(sizes)], size) for size in asked]
+    assert found[0] > 0
+    assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(found))
+
+
+def test_classes_bound_how_much_the_cost_of_their_rows_differs() -> None:
+    profile = Profile(latency_ms=Quadratic(0, 10, 2), max_batch=8, max_cores=1, sizes=of_sizes(16, 64, 512))
+    bounds = profile.size_classes.bounds
+    assert bounds[-1] == 512
+    assert 8 < len(bounds) < 16, bounds
+    for before, bound in itertools.pairwise((0, *bounds)):
+        least, most = (profile.latency_at(size, 8, 1) for size in (before + 1, bound))
+        assert most <= COST_SPREAD_MAX * least or bound == before + 1
+    assert profile.size_classes.class_of(513) == 768
+    flat = structs.replace(profile, sizes=tuple(SizeLatency(size, Quadratic(0, 1, 2)) for size in (16, 512)))
+    assert flat.size_classes.bounds == (512,)
+    assert RESNET_T.size_classes is GRID
+
+
+def test_sizes_are_kept_in_the_file(tmp_path: Path) -> None:
+    profile = structs.replace(RESNET_T, sizes=of_sizes(16, 64))
+    save_profile(profile, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == profile
+    path = tmp_path / "p.json"
+    path.write_text(path.read_text().replace('"size": 64', '"size": 16'))
+    with pytest.raises(InputError, match=r"the size 16 is given twice.*\$\.profile"):
+        load_profile(path)
 
 
 def test_published_profiles_say_where_they_come_from() -> None:
@@ -180,7 +261,7 @@ def test_survives_its_file(name: str, tmp_path: Path) -> None:
         (b"", "not a profile"),
         (b"[1]", "not a profile"),
         (b"\xff", "not a profile"),
-        (b'{"version": 8}', "version 8"),
+        (b'{"version": 9}', "version 9"),
         (b'{"version": 1}', "profile"),
         (b'{"version": 1, "profile": {"max_batch": 0}}', "not a profile"),
         (b"[" * 100_000, "not a profile"),

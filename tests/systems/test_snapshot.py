@@ -11,6 +11,7 @@ import pytest
 from sloop.actions import StartWorker
 from sloop.app.load import load_application
 from sloop.core import Core
+from sloop.core.views import Belief
 from sloop.errors import InputError
 from sloop.events import WOKE, WorkerCompleted, WorkerReady
 from sloop.runlog import MemoryLog
@@ -18,7 +19,8 @@ from sloop.sim import simulate
 from sloop.systems.setup import Setup, build, set_up
 from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_memories
 from sloop.testing.restoring import fresh_run, restored_run, restores, through_json
-from sloop.units import s
+from sloop.units import ms, s
+from sloop.vocabulary import Slot
 from tests.sim.scene import in_parts
 
 
@@ -198,3 +200,21 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     assert np.array_equal(back[0], value) if isinstance(value, np.ndarray) else back[0] == value
     if isinstance(value, dict | np.ndarray):
         assert back[0] is back[1], "shared objects stay shared"
+
+
+def test_what_was_learnt_about_sizes_comes_back_and_is_learnt_on() -> None:
+    (own,), (theirs,) = (set_up(load_application(ONE)).parts() for _ in range(2))
+    beliefs = [next(iter(each.beliefs.values())) for each in (own, theirs)]
+
+    def observe(belief: Belief, count: int) -> None:
+        for number in range(count):
+            size = (16, 100, 400)[number % 3]
+            belief.at(size).observe(1 + number % 5, Slot(1.0), ms(5 + (1 + number % 5) * size / 10))
+
+    observe(beliefs[0], 500)
+    restore(through_json(save(Core([own], (), build), 0)), [theirs], build)
+    for _ in range(2):
+        costs_ns = [[belief.at(size).costs_ns(Slot(1.0)) for size in (0, 16, 50, 100, 400)] for belief in beliefs]
+        assert costs_ns[0] == costs_ns[1]
+        for belief in beliefs:
+            observe(belief, 200)

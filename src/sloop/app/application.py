@@ -17,7 +17,7 @@ from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, 
 from sloop.app.limits import Limits, ServerLimits
 from sloop.options import Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
-from sloop.sizes import SizeClasses
+from sloop.sizes import GRID, SizeClasses
 from sloop.tensor import PadValue
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
@@ -51,6 +51,11 @@ class Variant:
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
         return self.profiles.get(hardware, self.profile)
+
+    @property
+    def known_profiles(self) -> tuple[Profile, ...]:
+        """Its profiles on all kinds of hardware."""
+        return tuple(filter(None, (self.profile, *self.profiles.values())))
 
     def with_batch_of_one(self) -> "Variant":
         """The variant with a largest batch of 1, whatever batches its profiles were measured with."""
@@ -90,8 +95,17 @@ class Stage:
 
     @property
     def size_classes(self) -> SizeClasses:
-        """The classes of the sizes of rows: as declared, or those of the grid."""
-        return SizeClasses(self.sizes)
+        """The classes of the sizes of rows: as declared, or chosen by the first profile of the first variant that knows
+        sizes, or those of the grid."""
+        if self.sizes:
+            return SizeClasses(self.sizes)
+        return next((each.size_classes for each in self.variants[0].known_profiles if each.knows_sizes), GRID)
+
+    @property
+    def size_max(self) -> int:
+        """The largest size of a row that every profile of its variants says anything about; 0 for no limit."""
+        profiles = [each for variant in self.variants for each in variant.known_profiles]
+        return min((each.size_max for each in profiles if each.size_max), default=0)
 
     @property
     def pads(self) -> bool:

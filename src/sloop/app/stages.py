@@ -27,6 +27,7 @@ from sloop.profile.profile import (
     Origin,
     Profile,
     Quadratic,
+    SizeLatency,
     Startup,
     is_of,
     load_profile,
@@ -306,9 +307,9 @@ class _InlineProfile:
 
 
 def _inline_profile(value: Value) -> Profile:
-    fields = value.mapping(("latency_ms", *keys_of(_InlineProfile)), required=("latency_ms",))
+    fields = value.mapping(("latency_ms", SIZES_KEY, *keys_of(_InlineProfile)), required=("latency_ms",))
     latency = read_latency(fields["latency_ms"])
-    options = read_options(_InlineProfile, value, also=("latency_ms",), readers={"sharing": _sharing})
+    options = read_options(_InlineProfile, value, also=("latency_ms", SIZES_KEY), readers={"sharing": _sharing})
     cores_max = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
     with placed(value):
         return Profile(
@@ -328,7 +329,19 @@ def _inline_profile(value: Value) -> Profile:
             source=value.where if options.source is None else options.source,
             software=options.software,
             date=options.date,
+            sizes=_size_latencies(fields[SIZES_KEY]) if SIZES_KEY in fields else (),
         )
+
+
+def _size_latencies(value: Value) -> tuple[SizeLatency, ...]:
+    """The latencies of rows of several sizes, ascending."""
+    found = []
+    for each in value.elements():
+        if not isinstance(each.content, Mapping):
+            each.wrong("a size with its latency", "for example {size: 16, latency_ms: {form: amdahl, gamma: 4, ...}}")
+        fields = each.mapping(("size", "latency_ms"), required=("size", "latency_ms"))
+        found.append(SizeLatency(fields["size"].integer(least=1), read_latency(fields["latency_ms"])))
+    return tuple(found)
 
 
 LAWS: Final = {str(law.__struct_config__.tag): law for law in get_args(Slowdown)}

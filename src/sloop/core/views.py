@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sloop.core.protocols import Place
     from sloop.profile.interference import DeviceDemand, Interference
     from sloop.profile.pairs import BlockCosts
+    from sloop.profile.size_law import SizeLessons
 
 
 class Belief(Protocol):
@@ -100,7 +101,13 @@ class Belief(Protocol):
 
     def at(self, size: int) -> "Belief":
         """The estimate of batches whose rows are of the class of `size`, which learns only from them; itself for 0,
-        where it is the mean of all classes."""
+        where it is the mean of all classes that came, weighted by their rows."""
+        ...
+
+    @property
+    def size_lessons(self) -> "SizeLessons":
+        """What finished batches have taught about sizes: with it and `correction`, an estimate in another process has
+        the same costs."""
         ...
 
     @property

@@ -5,22 +5,32 @@ implements `sloop.core.views.Belief`.
 
 Source of the correction: Sponge, specification §6.16: the latency is multiplied by a moving average of (measured P99 /
 predicted), clipped to [0.8, 1.5].
+
+Where rows differ in size, each class of sizes has an estimate of its own, and the estimate of the variant is their mean
+over the rows that came. A profile that knows sizes is corrected class by class. One that does not is only where
+learning begins: `sloop.profile.size_law`.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
+from sloop.profile.size_law import NO_LESSONS, SizeLaw, SizeLearning, SizeLessons
 from sloop.sizes import GRID, SizeClasses
 from sloop.transient import Cache
-from sloop.units import ms, s
+from sloop.units import ms, s, to_ms
 from sloop.vocabulary import ALONE, Shape, Slot, bounds_of, shadow_in
 
 if TYPE_CHECKING:
     from sloop.profile.pairs import BlockCosts
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
+LEARNT_MIN, LEARNT_MAX = 0.5, 3.0
+"""Bounds of the correction of a class of sizes that the profile does not know. What is corrected there are means of
+batches that ran, or an extrapolation."""
 EVERY = 64
 """Observations between two corrections, so that `observe` takes far less than a microsecond on average."""
 BLOCKS = 4
@@ -38,6 +48,9 @@ PRIOR_WEIGHT_MIN = 0.01
 CACHED_MAX = 512
 """Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
 
+OVERHEAD_MIN = 0.1
+"""The least part of the duration of one row that counts as overhead, and the least that counts as the row's own: with
+both, the sizes of rows can be learnt whatever the profile says."""
 BLOCK_COSTS_MAX = 64
 """For how many pairs of core counts the costs of a model's layers are cached: they are tables of all its layers."""
 
@@ -56,17 +69,21 @@ class Estimate:
         "_base_ns",
         "_block",
         "_blocks",
+        "_clip",
         "_correct",
         "_costs_ns",
         "_highest",
+        "_learning",
+        "_parts_ns",
+        "_prior_weight",
         "_shapes",
         "_sizes",
         "accuracy",
         "classes",
         "hardware",
         "margin",
-        "prior_weight",
         "profile",
+        "size_lessons",
         "variant",
     )
 
@@ -90,9 +107,9 @@ class Estimate:
         """Those of the sizes of rows."""
         self.margin = margin
         self._correct = correct
-        self.prior_weight = 1.0
-        """The weight of the profile alone in `correction`: 1 until the first correction, then less with each one, down
-        to 0."""
+        self._clip = CORRECTION_MIN, CORRECTION_MAX
+        """The bounds of the correction."""
+        self._prior_weight = 1.0
         self._average = 1.0
         self._applied = 1.0
         self._block: list[float] = []
@@ -104,6 +121,11 @@ class Estimate:
         self._shapes: dict[Shape, ShapeEstimate] = {}
         self._sizes: dict[int, SizeEstimate] = {}
         """By class of size; at most as many as there are classes."""
+        self._learning: SizeLearning | None = None
+        """What the batches of classes have taught together; None before the first one."""
+        self._parts_ns: Cache[float, tuple[float, list[float]]] = Cache()
+        self.size_lessons = NO_LESSONS
+        """What policies see of it."""
 
     @property
     def _declared(self) -> dict[str, Any]:
@@ -207,18 +229,42 @@ class Estimate:
 
     @property
     def correction(self) -> float:
-        """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them."""
-        return self._applied
+        """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them. Where sizes were
+        learnt, the mean of the classes, or of a full batch if the profile does not know sizes."""
+        lessons = self.size_lessons.classes
+        if not lessons:
+            return self._applied
+        if self.profile.knows_sizes:
+            return sum(each.share * each.correction for each in lessons)
+        return self._full_ratio(self._costs_on(self.profile.max_cores))
 
-    def apply(self, correction: float, prior_weight: float) -> None:
-        """Use a correction that another estimate of the same variant has learnt."""
-        self.prior_weight = prior_weight
+    def _full_ratio(self, costs_ns: Sequence[int]) -> float:
+        """How many times as long as profiled a full batch is estimated on as many cores as help, where it has these
+        costs."""
+        return costs_ns[-1] / (self._base(self.profile.max_cores)[-1] * self.margin)
+
+    @property
+    def prior_weight(self) -> float:
+        """The weight of the profile alone in `correction`: 1 until the first correction, then less with each one, down
+        to 0."""
+        lessons = self.size_lessons.classes
+        return sum(each.share * each.prior_weight for each in lessons) if lessons else self._prior_weight
+
+    def apply(self, correction: float, prior_weight: float, sizes: SizeLessons = NO_LESSONS) -> None:
+        """Use a correction, and lessons about sizes, that another estimate of the same variant has learnt."""
+        if sizes.classes:
+            if sizes != self.size_lessons:
+                self._adopt(sizes)
+            return
+        self._prior_weight = prior_weight
         if correction != self._applied:
             self._applied = correction
             self._costs_ns.clear()
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
+        if self.size_lessons.classes:
+            return to_ms(self.costs_ns(slot)[batch])
         profiled_ms = self.profile.latency_ms.latency_ms(batch, self.profile.cores_on(slot))
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
@@ -251,15 +297,25 @@ class Estimate:
 
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
-        cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
+        return self._costs_on(slot.cores if slot.is_capped else self.profile.cores_on(slot))
+
+    def _costs_on(self, cores: float) -> tuple[int, ...]:
         costs_ns = self._costs_ns.get(cores)
         if costs_ns is None:
-            factor = self._applied * self.margin
-            costs_ns = (0, *(max(1, round(base_ns * factor)) for base_ns in self._base(cores)[1:]))
+            costs_ns = self._costs(cores)
             if len(self._costs_ns) >= CACHED_MAX:
                 self._costs_ns.clear()
             self._costs_ns[cores] = costs_ns
         return costs_ns
+
+    def _costs(self, cores: float) -> tuple[int, ...]:
+        lessons = self.size_lessons.classes
+        if lessons:
+            shares = [each.share for each in lessons]
+            by_rows = zip(*(self.at(each.size)._costs_on(cores) for each in lessons), strict=True)
+            return tuple(round(sum(map(mul, shares, costs_ns))) for costs_ns in by_rows)
+        factor = self._applied * self.margin
+        return (0, *(max(1, round(base_ns * factor)) for base_ns in self._base(cores)[1:]))
 
     def is_extrapolated(self, batch: int, slot: Slot) -> bool:
         """Whether this point lies outside the measured region of the profile."""
@@ -283,27 +339,94 @@ class Estimate:
         self._block.clear()
         above = EVERY * len(self._highest) // 100
         p99 = sorted(chain.from_iterable(self._highest))[-1 - above]
-        self._average += WEIGHT * (min(CORRECTION_MAX, max(CORRECTION_MIN, p99)) - self._average)
-        kept = self.prior_weight * (1.0 - WEIGHT)
-        self.prior_weight = kept if kept >= PRIOR_WEIGHT_MIN else 0.0
+        least, most = self._clip
+        self._average += WEIGHT * (min(most, max(least, p99)) - self._average)
+        kept = self._prior_weight * (1.0 - WEIGHT)
+        self._prior_weight = kept if kept >= PRIOR_WEIGHT_MIN else 0.0
         if abs(self._average - self._applied) > NOTICED:
-            self._applied = self._average
-            self._costs_ns.clear()
+            self._notice()
+
+    def _notice(self) -> None:
+        """Let policies see the correction."""
+        self._applied = self._average
+        self._costs_ns.clear()
 
     def _base(self, cores: float) -> tuple[int, ...]:
-        """The uncorrected durations of the profile in ns, indexed by batch size; never decreasing."""
+        """The uncorrected durations in ns, indexed by batch size; never decreasing."""
         base_ns = self._base_ns.get(cores)
         if base_ns is None:
-            latency_ms = self.profile.latency_ms.latency_ms
-            highest_ns, costs_ns = 1, [0]
-            for batch in range(1, self.profile.max_batch + 1):
-                highest_ns = max(highest_ns, ms(max(FLOOR_MS, latency_ms(batch, cores))))
-                costs_ns.append(highest_ns)
-            base_ns = tuple(costs_ns)
+            base_ns = self._base_at(0, cores)
             if len(self._base_ns) >= CACHED_MAX:
                 self._base_ns.clear()
             self._base_ns[cores] = base_ns
         return base_ns
+
+    def _base_at(self, size: int, cores: float) -> tuple[int, ...]:
+        """The durations that the profile has for rows of this size; of typical rows for 0."""
+        latency_at = self.profile.latency_at
+        highest_ns, costs_ns = 1, [0]
+        for batch in range(1, self.profile.max_batch + 1):
+            highest_ns = max(highest_ns, ms(max(FLOOR_MS, latency_at(size, batch, cores))))
+            costs_ns.append(highest_ns)
+        return tuple(costs_ns)
+
+    # Sizes
+
+    def learn_size(self, size: int, rows: int, cores: float, taken_ns: int) -> None:
+        """A batch of a class of sizes has finished."""
+        if self._learning is None:
+            known = self.profile.sizes
+            self._learning = SizeLearning(SizeLaw(known[0].size if known else 0), not self.profile.knows_sizes)
+        fixed_ns, moving_ns = self.parts_ns(cores)
+        self._learning.add(size, rows, fixed_ns / taken_ns, moving_ns[rows] / taken_ns)
+
+    def reconsider_sizes(self) -> None:
+        """Let policies see what batches of classes have taught, if costs changed enough."""
+        assert self._learning is not None
+        taught = {size: (each._average, each._prior_weight) for size, each in self._sizes.items()}
+        lessons = self._learning.lessons(taught)
+        before, after = (list(self._reference_ns(each)) for each in (self.size_lessons, lessons))
+        if len(before) != len(after) or any(
+            abs(new_ns - old_ns) > NOTICED * old_ns for old_ns, new_ns in zip(before, after, strict=True)
+        ):
+            self._adopt(lessons)
+
+    def _reference_ns(self, lessons: SizeLessons) -> Iterator[float]:
+        """For each class and for their mean, durations of a batch of one and of a full batch by these lessons, on as
+        many cores as help."""
+        cores, mean_ns = self.profile.max_cores, [0.0, 0.0]
+        for each in lessons.classes:
+            expected_ns = self._sizes[each.size].expected_ns(lessons, cores)
+            for place, batch in enumerate((1, -1)):
+                cost_ns = each.correction * expected_ns[batch]
+                mean_ns[place] += each.share * cost_ns
+                yield cost_ns
+        yield from mean_ns
+
+    def _adopt(self, lessons: SizeLessons) -> None:
+        """Let policies see these lessons."""
+        self.size_lessons = lessons
+        self._costs_ns.clear()
+        for each in lessons.classes:
+            self.at(each.size)
+        for found in self._sizes.values():
+            found.follow(lessons)
+
+    def parts_ns(self, cores: float) -> tuple[float, list[float]]:
+        """What the profile says of typical rows in two parts: what a batch takes whatever its rows, and the rest, which
+        grows with them, by their number from 0. Their sum is the duration of the profile, or more if that hardly grows
+        with the rows."""
+        found = self._parts_ns.get(cores)
+        if found is None:
+            base_ns = self._base(cores)
+            one_ns, count = base_ns[1], len(base_ns) - 1
+            row_ns = (base_ns[-1] - one_ns) / (count - 1) if count > 1 else one_ns / 2
+            fixed_ns = min(max(one_ns - row_ns, OVERHEAD_MIN * one_ns), (1 - OVERHEAD_MIN) * one_ns)
+            moving_ns = [max(own_ns - fixed_ns, OVERHEAD_MIN * one_ns * rows) for rows, own_ns in enumerate(base_ns)]
+            if len(self._parts_ns) >= CACHED_MAX:
+                self._parts_ns.clear()
+            self._parts_ns[cores] = found = fixed_ns, moving_ns
+        return found
 
 
 class ShapeEstimate(Estimate):
@@ -332,19 +455,14 @@ class ShapeEstimate(Estimate):
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
-        return max(FLOOR_MS, super().latency_ms(batch, slot) * self._shares_on(self.profile.cores_on(slot))[batch])
+        own_ms = super().latency_ms(batch, slot)
+        if self.size_lessons.classes:
+            return own_ms
+        return max(FLOOR_MS, own_ms * self._shares_on(self.profile.cores_on(slot))[batch])
 
-    def _base(self, cores: float) -> tuple[int, ...]:
-        base_ns = self._base_ns.get(cores)
-        if base_ns is None:
-            pairs = zip(self._whole._base(cores), self._shares_on(cores), strict=True)
-            base_ns = tuple(
-                accumulate((max(1, round(own_ns * share)) if own_ns else 0 for own_ns, share in pairs), max)
-            )
-            if len(self._base_ns) >= CACHED_MAX:
-                self._base_ns.clear()
-            self._base_ns[cores] = base_ns
-        return base_ns
+    def _base_at(self, size: int, cores: float) -> tuple[int, ...]:
+        pairs = zip(self._whole._base_at(size, cores), self._shares_on(cores), strict=True)
+        return tuple(accumulate((max(1, round(own_ns * share)) if own_ns else 0 for own_ns, share in pairs), max))
 
     def _shares_on(self, cores: float) -> tuple[float, ...]:
         """The share of the whole model's time on these cores, by batch from 0."""
@@ -372,15 +490,24 @@ class ShapeEstimate(Estimate):
 
 
 class SizeEstimate(Estimate):
-    """The estimate for rows of one class of size: profile × a correction of its own."""
+    """The estimate for rows of one class of size: what is expected of the class × a correction of its own.
 
-    __slots__ = ("_whole", "size")
+    Where the profile knows sizes, its durations for the largest rows of the class are expected. Otherwise those that
+    batches of this class have taught, or of others, from the first batch on; the correction then begins after the first
+    `EVERY` batches of the class, and leads from their mean to their P99.
+    """
+
+    __slots__ = ("_batches", "_whole", "size")
 
     def __init__(self, whole: Estimate, size: int) -> None:
         super().__init__(whole.profile, **whole._declared, margin=whole.margin, correct=whole._correct)
         self._whole = whole
         self.size = size
         """The largest size of the class."""
+        self._batches = 0
+        if not self.profile.knows_sizes or self.profile.is_extrapolated(1, self.profile.max_cores, size):
+            self._clip = LEARNT_MIN, LEARNT_MAX
+        self.follow(whole.size_lessons)
 
     @property
     def memory_bytes(self) -> int:
@@ -395,8 +522,86 @@ class SizeEstimate(Estimate):
         """The estimate for another class; that for all classes for 0."""
         return self._whole.at(size)
 
-    def _base(self, cores: float) -> tuple[int, ...]:
-        return self._whole._base(cores)
+    @property
+    def correction(self) -> float:
+        """The factor learnt from finished batches; of a full batch if the profile does not know sizes."""
+        if self.profile.knows_sizes:
+            return self._applied
+        return self._whole._full_ratio(self._costs_on(self.profile.max_cores))
+
+    @property
+    def prior_weight(self) -> float:
+        """0 after the first batch of the class, if the profile does not know sizes."""
+        own = self._whole.size_lessons.of(self.size)
+        return self._prior_weight if own is None else own.prior_weight
+
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        """Estimated duration in ms of a batch of 1 ≤ `batch` ≤ `batch_max` on `slot`; always positive."""
+        return to_ms(self.costs_ns(slot)[batch])
+
+    def is_extrapolated(self, batch: int, slot: Slot) -> bool:
+        """Whether this point lies outside the measured region of the profile."""
+        return self.profile.is_extrapolated(batch, self.profile.cores_on(slot), self.size)
+
+    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+        """Learn from a finished batch of `batch` rows of this class."""
+        if not self._correct or taken_ns <= 0 or not 0 < batch <= self.batch_max:
+            return
+        whole, self._batches = self._whole, self._batches + 1
+        cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
+        whole.learn_size(self.size, batch, cores, taken_ns)
+        if self.profile.knows_sizes or self._batches > EVERY:
+            super().observe(batch, slot, taken_ns)
+        is_early = self._batches < EVERY and not self._batches & (self._batches - 1)  # a power of two
+        if is_early or self._batches % EVERY == 0:
+            whole.reconsider_sizes()
+
+    def follow(self, lessons: SizeLessons) -> None:
+        """Use these lessons."""
+        own = lessons.of(self.size)
+        self._applied = own.correction if own is not None else lessons.expected
+        if self._prior_weight == 1.0:
+            self._average = self._applied
+        self._costs_ns.clear()
+        if not self.profile.knows_sizes:
+            self._base_ns.clear()
+
+    def _notice(self) -> None:
+        """`observe` lets policies see all classes together."""
+
+    def expected_ns(self, lessons: SizeLessons, cores: float) -> Sequence[float]:
+        """Durations in ns by these lessons, without the correction, indexed by rows."""
+        if self.profile.knows_sizes:
+            return self._base(cores)
+        unit = self.profile.sizes[0].size if self.profile.sizes else 0
+        if not unit and not lessons.classes:
+            return self._whole._base(cores)
+        per_row = lessons.per_row(self.size, unit)
+        fixed_ns, moving_ns = self._whole.parts_ns(cores)
+        return [0.0, *(lessons.overhead * fixed_ns + per_row * own_ns for own_ns in moving_ns[1:])]
+
+    def _base_at(self, size: int, cores: float) -> tuple[int, ...]:
+        if self.profile.knows_sizes:
+            return self._whole._base_at(size or self.size, cores)
+        expected_ns = self.expected_ns(self._whole.size_lessons, cores)
+        return (0, *accumulate((max(1, round(own_ns)) for own_ns in expected_ns[1:]), max))
+
+    def _costs(self, cores: float) -> tuple[int, ...]:
+        """If the profile knows no sizes: at least those of the next class below that had batches. If this class had
+        none, at most those of the next one above, and on the line between the two."""
+        own_ns = super()._costs(cores)
+        if self.profile.knows_sizes:
+            return own_ns
+        lessons = self._whole.size_lessons
+        below, above = lessons.around(self.size)
+        low_ns = self._whole.at(below)._costs_on(cores) if below else (0,) * len(own_ns)
+        if lessons.of(self.size) is not None or not above:
+            return tuple(map(max, own_ns, low_ns))
+        high_ns = self._whole.at(above)._costs_on(cores)
+        if not below:
+            return tuple(map(min, own_ns, high_ns))
+        part = (self.size - below) / (above - below)
+        return tuple(round(low + part * (high - low)) for low, high in zip(low_ns, high_ns, strict=True))
 
 
 class CrowdedEstimate(Estimate):
@@ -407,6 +612,10 @@ class CrowdedEstimate(Estimate):
     def __init__(self, whole: Estimate, count: int) -> None:
         super().__init__(whole.profile, **whole._declared, margin=whole.margin, correct=False)
         self._whole, self._count = whole, count
+
+    def at(self, size: int) -> Estimate:
+        """The estimate for a class of sizes; this one for 0."""
+        return CrowdedEstimate(self._whole.at(size), self._count) if size else self
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""

@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Slowdown
+from sloop.sizes import GRID, SizeClasses
 from sloop.units import NS_PER_MS, quantile
 from sloop.vocabulary import Slot
 
@@ -149,6 +150,43 @@ class ParametricLatency(Struct, frozen=True, tag_field="form", tag="parametric",
 
 Latency = Quadratic | Amdahl | LatencyTable | ParametricLatency
 """Any form; in files the key `form` names it."""
+
+
+class SizeLatency(Struct, frozen=True, forbid_unknown_fields=True):
+    """The latency of batches whose rows all have `size` elements in the open dimensions."""
+
+    size: int
+    latency_ms: Latency
+
+
+EXTRAPOLATED_MAX: Final = 4
+"""Rows up to so many times the largest measured size are estimated. A quadratic part is 16 times as large there as
+measured, in time and in memory, so that nothing measured says what happens beyond."""
+COST_SPREAD_MAX: Final = 1.5
+"""A full batch of the largest size of a class takes at most so many times as long as one of the smallest, if the
+profile chooses the classes: what padding a row can cost, and what an estimate for a class can be wrong by."""
+
+
+def latency_between(sizes: Sequence[int], values_ms: Sequence[float], size: int) -> float:
+    """The latency at `size`, from those at two or more ascending sizes: linear between them.
+
+    Below the smallest, the first slope continues, but no row is cheaper than in proportion to its size. Beyond the
+    largest, the parabola through the last three continues if they curve upwards, as attention makes them; otherwise the
+    last slope. Larger rows never take less.
+    """
+    values_ms = list(accumulate(values_ms, max))
+    high = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    low = high - 1
+    slope = (values_ms[high] - values_ms[low]) / (sizes[high] - sizes[low])
+    if size < sizes[0]:
+        return max(values_ms[0] - slope * (sizes[0] - size), values_ms[0] * size / sizes[0])
+    if size <= sizes[high]:
+        return values_ms[low] + slope * (size - sizes[low])
+    curve = 0.0
+    if len(sizes) > 2:
+        before = (values_ms[low] - values_ms[low - 1]) / (sizes[low] - sizes[low - 1])
+        curve = max(0.0, (slope - before) / (sizes[high] - sizes[low - 1]))
+    return values_ms[high] + (size - sizes[high]) * (slope + curve * (size - sizes[low]))
 
 
 # Samples: the runs of one batch size on one core count.
@@ -497,6 +535,9 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it shares its device; None if that is unknown."""
     resize_bytes: int = 0
     """Of `memory_bytes`, what only a replica takes whose cores change: its sessions for other numbers of threads."""
+    sizes: tuple[SizeLatency, ...] = ()
+    """The latencies for rows of other sizes, ascending; empty if rows have one size, or if nothing is known of others.
+    `latency_ms` is that of typical rows. One entry says only of which size those were."""
 
     def __post_init__(self) -> None:
         """ValueError with the field's name for a figure out of its range."""
@@ -518,10 +559,50 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("device_memory_bytes is given without an accelerator; name it, for example T4")
         if not 0 < self.device_share <= 1:
             raise ValueError(f"device_share is {self.device_share}; it must be above 0, at most 1")
+        SizeClasses(tuple(each.size for each in self.sizes))
+        self._check_latency(self.latency_ms, "")
+        for each in self.sizes:
+            self._check_latency(each.latency_ms, f" of size {each.size}")
+
+    def _check_latency(self, latency: Latency, of: str) -> None:
         for batch in (1, self.max_batch):
-            latency_ms = self.latency_ms.latency_ms(batch, self.max_cores)
+            latency_ms = latency.latency_ms(batch, self.max_cores)
             if not (latency_ms > 0 and isfinite(latency_ms)):
-                raise ValueError(f"latency_ms is {latency_ms:g} ms at batch {batch} on {self.max_cores:g} cores")
+                raise ValueError(f"latency_ms{of} is {latency_ms:g} ms at batch {batch} on {self.max_cores:g} cores")
+
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether it says how the size of rows changes the latency."""
+        return len(self.sizes) > 1
+
+    @property
+    def size_max(self) -> int:
+        """The largest size that it can be asked for; 0 if there is no limit because it knows nothing of sizes."""
+        return EXTRAPOLATED_MAX * self.sizes[-1].size if self.knows_sizes else 0
+
+    @property
+    def size_classes(self) -> SizeClasses:
+        """Classes within which the latency of a full batch differs by at most `COST_SPREAD_MAX`, up to the largest
+        measured size; those of the grid beyond it, or if it knows nothing of sizes."""
+        if not self.knows_sizes:
+            return GRID
+        bounds = [self.sizes[-1].size]
+        while bounds[-1] > 1:
+            least_ms = self.latency_at(bounds[-1], self.max_batch, self.max_cores) / COST_SPREAD_MAX
+            below = range(1, bounds[-1])
+            first = bisect_left(below, least_ms, key=lambda size: self.latency_at(size, self.max_batch, self.max_cores))
+            if not first:
+                break
+            bounds.append(below[first - 1])
+        return SizeClasses(tuple(reversed(bounds)))
+
+    def latency_at(self, size: int, batch: int, cores: float) -> float:
+        """Milliseconds for a batch of rows of `size`, interpolated or extrapolated (`latency_between`); those of
+        typical rows for 0, or if it knows nothing of sizes."""
+        if not (size and self.knows_sizes):
+            return self.latency_ms.latency_ms(batch, cores)
+        values_ms = [each.latency_ms.latency_ms(batch, cores) for each in self.sizes]
+        return latency_between([each.size for each in self.sizes], values_ms, size)
 
     def never_resized(self) -> "Profile":
         """The profile of replicas whose cores never change."""
@@ -540,8 +621,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return _span([(batch, cores) for batch, row in self.latency_ms.table.items() for cores in row])
         return None
 
-    def is_extrapolated(self, batch: int, cores: float) -> bool:
-        """Whether the point lies outside the measured region; False if the region is unknown."""
+    def is_extrapolated(self, batch: int, cores: float, size: int = 0) -> bool:
+        """Whether the point lies outside the measured region, or the size outside the measured sizes; False where
+        these are unknown. Size 0 is that of typical rows."""
+        if size and self.sizes and not self.sizes[0].size <= size <= self.sizes[-1].size:
+            return True
         region = self.region
         if region is None:
             return False
@@ -574,10 +658,10 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 7
+VERSION: Final = 8
 """2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers, 6 how a model
-shares its device, multiply-adds of layers, and a form of latency, 7 how its demands on a device were measured; older
-ones are still read."""
+shares its device, multiply-adds of layers, and a form of latency, 7 how its demands on a device were measured, 8 sizes;
+older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

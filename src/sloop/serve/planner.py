@@ -40,6 +40,7 @@ from sloop.core.views import (
 )
 from sloop.events import Planned
 from sloop.profile.estimate import Estimate
+from sloop.profile.size_law import SizeLessons
 from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.systems.setup import build
@@ -77,8 +78,9 @@ class BucketChanges(Struct, array_like=True):
     """Whether `new` are all of them."""
 
 
-Correction = tuple[float, float]
-"""What an estimate has learnt: its factor, and how much the profile alone still counts in it."""
+Correction = tuple[float, float, SizeLessons]
+"""What an estimate has learnt: its factor, how much the profile alone still counts in it, and the lessons about
+sizes."""
 
 
 class SentStage(Struct, array_like=True):
@@ -183,7 +185,7 @@ class PlanSender:
 
 
 def _sent_stage(sent: _SentBuckets, at: int, stage: StageView) -> SentStage:
-    corrections = [(belief.correction, belief.prior_weight) for belief in stage.beliefs.values()]
+    corrections = [(each.correction, each.prior_weight, each.size_lessons) for each in stage.beliefs.values()]
     series = _series(sent, at, stage.buckets)
     starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
     return SentStage(stage.running, stage.visits, stage.queue, series, stage.replicas, corrections, starts)

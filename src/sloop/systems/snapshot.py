@@ -33,6 +33,7 @@ from sloop.core import ApplicationParts, Core
 from sloop.core.views import Bucket, CoreDemand, DeviceView, ReplicaView
 from sloop.errors import InputError, SloopError
 from sloop.profile.estimate import Estimate
+from sloop.profile.size_law import SizeLessons
 from sloop.runlog.fold import DeploymentState
 from sloop.systems.system import VERBS
 from sloop.transient import Transient
@@ -45,6 +46,7 @@ MODULES: Final = (
     "sloop.solvers",
     "sloop.profile.estimate",
     "sloop.profile.interference",
+    "sloop.profile.size_law",
     "sloop.transient",
     "sloop.runlog",
     "sloop.app.graph",
@@ -62,7 +64,7 @@ VALUES: Final = frozenset(
     for module in (vocabulary, actions, events, sizes)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Struct) and kind is not Struct
-) | {Bucket, ReplicaView, DeviceView, CoreDemand}
+) | {Bucket, ReplicaView, DeviceView, CoreDemand, SizeLessons}
 """Structs of plain values, which msgspec writes whole: a core has hundreds of thousands of them."""
 OWNED: Final = frozenset({vocabulary.Visit, Bucket})
 """Those of them that change. Each belongs to one container; a second one would get a copy, and is refused."""
