@@ -40,6 +40,9 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     faults: tuple[int, ...] = ()
     """Positions in the batch of requests that fail although the batch succeeds: their tensors do not fit the model, or
     their outputs do not decide the next edge. Their `edge_counts` are ignored."""
+    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Per request and outgoing edge of the stage, the rows and the size (`Visit`) of what it passes on; 0 rows: as many
+    as it had itself. An empty tuple for a request, or no tuples at all: as many rows, all of one size."""
     passes: int = 1
     """How many forward passes it took."""
     elements: int = 0

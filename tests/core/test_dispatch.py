@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from sloop.actions import Action, End, StartBatch, StartWorker
 from sloop.app.application import Application
 from sloop.app.graph import When
@@ -201,6 +203,26 @@ def test_a_request_of_a_graph_that_fails_on_one_branch_ends_once() -> None:
     scene.act(22, Finished(right.batch, right.replica, ms(11)))
     assert outcomes(scene) == {1: Outcome.FAILED}
     assert scene.is_idle
+
+
+def test_a_visit_has_the_rows_and_the_size_that_earlier_stages_tell() -> None:
+    """Of several, the most; otherwise the rows that there were, all of one size."""
+    scene = diamond()
+    scene.act(0, structs.replace(request(1), rows=3, size=100))
+    first = started(scene.actions, "first")
+    scene.act(11, Finished(first.batch, first.replica, ms(11), sizes=(((4, 0), (0, 64)),)))
+    left, right = started(scene.actions, "left"), started(scene.actions, "right")
+    assert [(each.rows, each.size) for each in (first, left, right)] == [(3, 128), (4, 0), (3, 64)]
+    scene.act(40, Finished(left.batch, left.replica, ms(11), sizes=(((0, 5),),)))
+    scene.act(41, Finished(right.batch, right.replica, ms(11), sizes=(((2, 3),),)))
+    join = started(scene.actions, "join")
+    assert (join.rows, join.size) == (2, 6)
+    scene = diamond()
+    scene.act(0, structs.replace(request(1), rows=3, size=100))
+    first = started(scene.actions, "first")
+    scene.act(11, Finished(first.batch, first.replica, ms(11)))
+    left = started(scene.actions, "left")
+    assert (left.rows, left.size) == (3, 0)
 
 
 CHAIN = graph(a={}, b={"after": ("a",)}, c={"after": ("b",)})

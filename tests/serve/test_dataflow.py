@@ -12,6 +12,7 @@ from sloop.errors import InputError
 from sloop.serve.dataflow import (
     APPLICATION,
     Decision,
+    Passed,
     RequestTensors,
     Source,
     Wiring,
@@ -46,6 +47,26 @@ def test_stages_compute_what_later_stages_and_the_client_need() -> None:
         graph_of({"left": (), "right": ()}), {("left", "v"): model("x", "a b"), ("right", "v"): model("x", "c")}
     )
     assert (ends.needed("left", [2]), ends.needed("right", [2])) == ((0,), ()), "a stage runs also for nobody"
+
+
+def test_a_stage_passes_on_what_rows_and_their_size_follow_from() -> None:
+    """`read` runs for each row of the pictures, `rank` reads a text of the client as well, `sum` only numbers."""
+    pictures, text = Port("pictures", "FP32", (-1, 3, -1)), Port("text", "INT64", (-1, -1))
+    models = {
+        ("find", "v"): Signature((port("image"), text), (pictures, port("n", 1))),
+        ("read", "v"): Signature((structs.replace(pictures, name="pictures"),), (port("code"),)),
+        ("rank", "v"): Signature((port("n", 1), text), (port("best"),)),
+        ("sum", "v"): model("best", "all"),
+    }
+    steps = [
+        GraphStage("find"),
+        GraphStage("read", after=("find",), each=Each("find", "pictures")),
+        GraphStage("rank", after=("find",)),
+        GraphStage("sum", after=("rank",)),
+    ]
+    wiring = wire(Graph(steps), models)
+    assert wiring.of("find").passed == (Passed(opened=((0, (2,)),)), Passed(counting=1, from_client=True))
+    assert (wiring.of("rank").passed, wiring.of("sum").passed) == ((Passed(counting=0),), ())
 
 
 def test_clients_may_give_the_optional_inputs_of_all_stages() -> None:

@@ -728,6 +728,25 @@ def test_stages_are_told_what_requests_need_if_that_is_not_all() -> None:
     play(scene, answer, wiring=wiring)
 
 
+def test_a_visit_is_as_large_as_what_its_stage_reads_of_the_client() -> None:
+    other = Signature((Port("y", "UINT8", (-1, -1)), PORT), (Port("z", "UINT8", (-1, -1)),))
+    wiring = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): other})
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        for size in (9, 2):
+            submit(driver, edge, b"in", size=size)
+        await turn()
+        driver.on_finished(Finished(BatchId(1), R, 7, sizes=(((1, 4),), ((1, 4),))), [b"x", b"y"], {})
+        await turn()
+        assert [event.sizes for event in core.events if isinstance(event, Finished)] == [(((1, 9),), ((1, 4),))]
+
+    def answer(event: Event) -> list[Action]:
+        return [StartBatch(BatchId(1), R, "a", (RequestId(1), RequestId(2)))] if event.id == 2 else []  # type: ignore[union-attr]
+
+    play(scene, lambda event: answer(event) if isinstance(event, Request) else [], wiring=wiring)
+
+
 PARTED = Wiring(
     Signature((PORT,), (PORT,)),
     inputs={"a": ((Source(APPLICATION, 0),),), "b": ((Source("a", 0),),), "c": ((Source("b", 0),),)},

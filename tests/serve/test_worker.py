@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, OnnxSession, read_signature
 from sloop.serve.blocks import BlockReader, write_block
-from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring, wire
+from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Passed, Source, StageWiring, wire
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
@@ -409,6 +409,24 @@ def test_a_padded_request_is_compared_with_itself_alone(tmp_path: Path, more: st
     assert done.passes == (2 if differs else 1)
     server.end()
     assert server.error is None
+
+
+@pytest.mark.parametrize("is_batchable", [True, False])
+def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_path: Path, is_batchable: bool) -> None:
+    """The number of rows only where the model may change it."""
+    (tmp_path / "m.py").write_text(ENCODER % "")
+    passed = (Passed(0, ((0, (1,)),)), Passed(1), Passed(None, from_client=True))
+    wiring = replace(alone("only", TEXT), passed=passed)
+    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, padding=TEXT_PADDING, is_batchable=is_batchable)
+    server.until_ready()
+    done = server.run(texts(2, 5, rows=3))
+    assert done.sizes == (((3, 2), (3, 0), (0, 0)), ((3, 5), (3, 0), (0, 0)))
+    server.end()
+    wiring = replace(alone("only", TEXT), passed=(Passed(1),))
+    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
+    server.until_ready()
+    assert server.run(texts(2, rows=3)).sizes == (() if is_batchable else (((3, 0),),))
+    server.end()
 
 
 def test_a_request_that_runs_alone_is_not_divided() -> None:

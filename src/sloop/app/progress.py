@@ -17,7 +17,9 @@ Entered = list[tuple[str, int]]
 class RequestProgress:
     """The progress of one request. Call `begin` once, then `finish` for every entered visit, in any order."""
 
-    __slots__ = ("_graph", "_joining", "_parts", "_paths", "_pending", "fault", "open_visits", "request", "visited")
+    __slots__ = (
+        *("_graph", "_joining", "_parts", "_paths", "_pending", "fault", "open_visits", "request", "sizes", "visited"),
+    )
 
     def __init__(self, graph: Graph, request: Request) -> None:
         self._graph = graph
@@ -36,6 +38,16 @@ class RequestProgress:
         """Why the request must fail, once a visit has sent more items along an edge than the edge allows."""
         self.visited: dict[str, int] = {}
         """How often each stage was entered."""
+        self.sizes: dict[str, tuple[int, int]] | None = None
+        """By stage, the rows and the size that earlier ones have told of its visits (`expect`)."""
+
+    def expect(self, stage: str, rows: int, size: int) -> None:
+        """An earlier stage passes on so many rows of this size to a stage; of several, the most count. 0 rows: as many
+        as before."""
+        if self.sizes is None:
+            self.sizes = {}
+        known_rows, known_size = self.sizes.get(stage, (0, 0))
+        self.sizes[stage] = max(rows, known_rows), max(size, known_size)
 
     def begin(self) -> Entered:
         """The first visits: at the entry stages that the request names, or at all entry stages."""

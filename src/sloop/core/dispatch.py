@@ -120,7 +120,7 @@ class DataPath:
             if state.visit_rates is not None:
                 state.visit_rates.begin(request.enters)
             self._open_requests[request.id] = progress = RequestProgress(state.graph, request)
-            self._enter(now_ns, progress, progress.begin(), request.size)
+            self._enter(now_ns, progress, progress.begin(), request.rows, request.size)
             return
         stage.monitor.arrive(now_ns, request.deadline_ns - now_ns)  # as `_enter` does; there is only this stage
         if request.size or request.rows != 1:
@@ -524,6 +524,8 @@ class DataPath:
             stage.recover()
         if not event.faults:
             batch.rate.belief.observe(batch.rows, batch.rate.slot, taken_ns)
+        if event.sizes:
+            self._note_sizes(stage, event, batch)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         visits, ended = batch.visits, batch.ended
         for index in event.faults:
@@ -536,6 +538,15 @@ class DataPath:
                 out.append(_answer(now_ns, visit.request.id, visit.request.deadline_ns))
                 if self._state.woken:
                     self._state.forget_woken(visit.request.id)
+
+    def _note_sizes(self, stage: StageState, event: Finished, batch: RunningBatch) -> None:
+        """Remember the rows and sizes of what a batch passes on, until the next stages are entered."""
+        edges = self._state.graph.edges[stage.name]
+        for visit, sizes in zip(batch.visits, event.sizes, strict=True):
+            progress = self._open_requests.get(visit.request.id) if self._open_requests is not None else None
+            if progress is not None:
+                for edge, (rows, size) in zip(edges, sizes, strict=bool(sizes)):
+                    progress.expect(edge.target, rows, size)
 
     def _pass_on(
         self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
@@ -556,7 +567,7 @@ class DataPath:
             if state.edge_history is not None:
                 state.edge_history.finish(stage.name, edge_counts)
         if progress.open_visits:
-            self._enter(now_ns, progress, entered)
+            self._enter(now_ns, progress, entered, visit.rows)
             return
         del open_requests[request.id]
         if state.woken:
@@ -564,16 +575,19 @@ class DataPath:
         state.ingress.queue(now_ns, -request.rows)
         out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
-    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered, size: int = 0) -> None:
-        """Queue a request in a graph, or its parts, at the stages it enters now, with rows of this size."""
+    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered, rows: int, size: int = 0) -> None:
+        """Queue a request in a graph, or its parts, at the stages it enters now, with so many rows of this size, unless
+        others are known; a part has one row."""
         request, stages, woken = progress.request, self._state.stages, self._state.woken
         deadline_ns = progress.deadline_ns()
         patient_ns = max(deadline_ns, woken.get(request.id, 0)) if woken else deadline_ns
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            visit = Visit(request, name, now_ns, patient_ns, 0, part, 0, request.rows, size)
-            if size or request.rows != 1:
+            own, own_size = progress.sizes.get(name, (0, size)) if progress.sizes else (0, size)
+            own = own or (1 if stage.runs_for_parts else rows)
+            visit = Visit(request, name, now_ns, patient_ns, 0, part, 0, own, own_size)
+            if own_size or own != 1:
                 self._push_mixed(now_ns, stage, visit)
             else:
                 stage.queue.push(now_ns, visit)

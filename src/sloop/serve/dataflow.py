@@ -65,6 +65,18 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """What one outgoing edge passes on of a visit, as far as rows and sizes of the next one follow from it."""
+
+    counting: int | None = None
+    """The output whose first dimension is the number of rows; None if none is."""
+    opened: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The outputs that have open dimensions in a row, each with these."""
+    from_client: bool = False
+    """Whether the next stage also reads tensors of the client with open dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """The blocks of a stage that an assembly takes: of its only visit, of its visit for the same part, or of its visits
     for all parts."""
@@ -118,6 +130,8 @@ class StageWiring:
     optional: tuple[str, ...] = ()
     """The optional inputs of the model that follow the others in `inputs`; `MISSING` if a request does not give
     them."""
+    passed: tuple[Passed, ...] = ()
+    """For each outgoing edge, in the graph's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +149,15 @@ class Wiring:
     """By stage, how many outputs it has."""
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By stage, the optional inputs that follow the others in `inputs`."""
+    passed: Mapping[str, tuple[Passed, ...]] = field(default_factory=dict)
+    """For stages with others behind them: what each outgoing edge passes on, in the graph's order."""
 
     def of(self, stage: str) -> StageWiring:
         """How the inputs of a stage are assembled, and what its outputs decide."""
         assembly, decisions = self._assembly(self.inputs[stage]), self.decisions.get(stage, ())
         needed = self.needed(stage, range(len(self.outputs)))
-        return StageWiring(stage, assembly, decisions, needed, self.optional.get(stage, ()))
+        optional, passed = self.optional.get(stage, ()), self.passed.get(stage, ())
+        return StageWiring(stage, assembly, decisions, needed, optional, passed)
 
     def needed(self, stage: str, answers: Iterable[int]) -> tuple[int, ...]:
         """The places of a stage's outputs that later stages need, or that become outputs of the application at the
@@ -218,6 +235,22 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
         *(signature, inputs, tuple(sources for _, sources in answers), decisions),
         widths={name: len(made.outputs) for name, made in stages.items()},
         optional={name: tuple(port.name for port in ports) for name, ports in optional.items()},
+        passed={
+            name: tuple(_passed(name, stages[edge.target], inputs[edge.target]) for edge in edges)
+            for name, edges in graph.edges.items()
+            if edges
+        },
+    )
+
+
+def _passed(name: str, target: Signature, sources: Sequence[Sources]) -> Passed:
+    """What a stage passes on to another one, which has these inputs and their sources."""
+    pairs = list(zip(target.inputs, sources, strict=False))  # behind them come optional ones, which clients give
+    own = [(port, source) for port, each in pairs for source in each if source.stage == name]
+    return Passed(
+        next((source.position for port, source in own if port.counts_rows and source.kind in ("whole", "part")), None),
+        tuple(dict.fromkeys((source.position, port.open_places) for port, source in own if port.open_places)),
+        any(port.open_places and source.stage == APPLICATION for port, each in pairs for source in each),
     )
 
 

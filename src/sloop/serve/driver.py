@@ -180,6 +180,8 @@ class OpenRequest(Struct):
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
     rows: int = 1
+    size: int = 0
+    """Of one row of what its client has sent."""
     outputs: tuple[int, ...] = ()
     """The places of the outputs that its client wants; () for all."""
     fault: str = ""
@@ -538,7 +540,7 @@ class Driver:
         sent_ns = arrived_ns - elapsed_ns
         deadline_ns = sent_ns + (slo_ns or served.slo_ns)
         edge.requests[number] = request
-        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, outputs)
+        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, size, outputs)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
         if served.is_whole:
@@ -604,10 +606,29 @@ class Driver:
                 found.keep(stage, parts[place] if parts else None, block)
             elif isinstance(block, Address):
                 self._free(block)
+        if event.sizes:
+            event = self._sized(event, running)
         if event.faults and len(blocks) == 1:
             self.on_event(BatchFailed(event.batch, event.replica, running.requests[0].fault))
         else:
             self.on_event(event)
+
+    def _sized(self, event: Finished, running: ReadingBatch) -> Finished:
+        """The event, in which visits to stages that read tensors of the client as well have at least their size."""
+        stage = running.action.stage
+        edges = self._by_stage[stage].wiring.passed.get(stage, ())
+        if not any(edge.from_client for edge in edges):
+            return event
+        sizes = [
+            tuple(
+                [
+                    (rows, max(size, found.size) if edge.from_client else size)
+                    for edge, (rows, size) in zip(edges, each, strict=bool(each))
+                ]
+            )
+            for each, found in zip(event.sizes, running.requests, strict=True)
+        ]
+        return structs.replace(event, sizes=tuple(sizes))
 
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
         """Write down why the model failed on a batch, for the server's log, and pass the failure on."""

@@ -186,6 +186,7 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     """See `sloop.events.Finished`."""
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """Why the visits at these positions failed although the batch did not."""
+    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
     passes: int = 1
     elements: int = 0
     padded: int = 0

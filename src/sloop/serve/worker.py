@@ -46,7 +46,7 @@ from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
 from sloop.profile.threads import follow_cores
 from sloop.serve.blocks import Block, BlockReader, write_block
-from sloop.serve.dataflow import APPLICATION, Assembler, Decision, RequestTensors
+from sloop.serve.dataflow import APPLICATION, Assembler, Decision, Passed, RequestTensors
 from sloop.serve.messages import (
     FREED,
     BatchDone,
@@ -87,6 +87,7 @@ from sloop.tensor import (
     fill,
     open_places_of,
     row_starts,
+    size_and_shape,
 )
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
 
@@ -327,6 +328,8 @@ class ModelWorker:
         self._runs, self._passed = decoder(Run), decoder(PassedBatch)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
+        self._edges: tuple[Passed, ...] = ()
+        """What each outgoing edge passes on, if rows differ in size or number behind it."""
         self._opened_places: dict[int, tuple[int, ...]] = {}
         """By input, the open dimensions of its rows."""
         self._elements: dict[int, Any] = {}
@@ -388,6 +391,10 @@ class ModelWorker:
         ports = setup.signature.inputs
         self._counting = next((n for n, port in enumerate(ports) if port.counts_rows), None)
         self._opened_places = dict(open_places_of(ports))
+        passed = setup.wiring.passed
+        is_open = any(each.opened or each.from_client for each in passed)
+        may_differ = not setup.is_batchable and any(each.counting is not None for each in passed)
+        self._edges = passed if is_open or may_differ else ()
         elements = setup.padding.elements(ports) if setup.padding is not None else []
         self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
         set_name(f"sloop {setup.wiring.stage}")
@@ -798,12 +805,15 @@ class ModelWorker:
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
         blocks: list[Block | None] = [None] * order.visits
         counts: list[tuple[int, ...]] = [()] * order.visits
+        sizes: list[tuple[tuple[int, int], ...]] = [()] * order.visits
         always = self._setup.wiring.outputs
         if order.outputs or always:
             chosen = order.outputs or [always] * order.visits
             outputs = [_chosen(made, chosen[place] or always) for place, made in zip(places, outputs, strict=True)]
         try:
             for place, tensors in zip(places, outputs, strict=True):
+                if self._edges:
+                    sizes[place] = tuple([size_passed(each, tensors) for each in self._edges])
                 if decisions:
                     try:
                         counts[place], parts = edge_counts(stage, decisions, tensors)
@@ -816,12 +826,24 @@ class ModelWorker:
         except ArenaFull:
             self._discard(blocks)
             raise
-        return BatchDone(blocks, tuple(counts) if decisions or faults else (), faults)
+        return BatchDone(
+            blocks,
+            tuple(counts) if decisions or faults else (),
+            faults,
+            tuple(sizes) if self._edges else (),
+        )
 
 
 def _chosen(tensors: list[Tensor], places: tuple[int, ...]) -> list[Tensor]:
     """The tensors at these places, and nothing in place of others; all without places."""
     return [tensor if place in places else MISSING for place, tensor in enumerate(tensors)] if places else tensors
+
+
+def size_passed(passed: Passed, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """The rows that these outputs of a visit pass on along an edge, 0 for as many as the visit has, and their size."""
+    lengths = [tuple([tensors[output].shape[at] for at in places]) for output, places in passed.opened]
+    rows = tensors[passed.counting].shape[0] if passed.counting is not None else 0
+    return rows, size_and_shape(lengths)[0] if lengths else 0
 
 
 def edge_counts(

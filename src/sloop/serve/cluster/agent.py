@@ -148,6 +148,7 @@ class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
     blocks: list[Block | None]
     edge_counts: tuple[tuple[int, ...], ...] = ()
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
+    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
     passes: int = 1
     elements: int = 0
     padded: int = 0
@@ -685,6 +686,7 @@ class AgentSession:
         self._send(
             BatchFinished(
                 *(event.batch, event.replica, event.service_ns, found, event.edge_counts, dict(faults)),
+                sizes=event.sizes,
                 passes=event.passes,
                 elements=event.elements,
                 padded=event.padded,

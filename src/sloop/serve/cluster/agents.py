@@ -907,14 +907,7 @@ class AgentBackend(KnownStages):
             return
         if len(blocks) != placed.visits or {at for at, block in enumerate(blocks) if block is None} != faults.keys():
             raise ProtocolError(f"{len(blocks)} blocks and {len(faults)} faults for {placed.visits} visits")
-        wiring = self._wirings.get(placed.spec.stage)
-        decisions = wiring.decisions if wiring is not None else ()
-        for counts in record.edge_counts:
-            if counts and (len(counts) != len(decisions) or min(counts) < 0):
-                raise ProtocolError(f"counts {counts} for {len(decisions)} edges of stage {placed.spec.stage}")
-        numbers = record.service_ns, record.passes, record.elements, record.padded
-        if len(record.edge_counts) not in (0, placed.visits) or min(numbers) < 0:
-            raise ProtocolError(f"{len(record.edge_counts)} counts, {record.service_ns} ns for {placed.visits} visits")
+        _check_counts(record, placed.visits, self._wirings.get(placed.spec.stage))
         for block in blocks:
             if isinstance(block, Address):
                 agent.blocks.hold(block)
@@ -922,6 +915,7 @@ class AgentBackend(KnownStages):
         service_ns = min(took_ns or record.service_ns, time.monotonic_ns() - placed.began_ns)
         event = events.Finished(
             *(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults))),
+            sizes=record.sizes,
             passes=record.passes,
             elements=record.elements,
             padded=record.padded,
@@ -1002,3 +996,19 @@ class AgentBackend(KnownStages):
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:
             self._listener.on_event(event)
+
+
+def _check_counts(record: BatchFinished, visits: int, wiring: StageWiring | None) -> None:
+    """ProtocolError if what an agent says of a batch of so many visits cannot be."""
+    numbers = record.service_ns, record.passes, record.elements, record.padded
+    if min(numbers) < 0:
+        raise ProtocolError(f"a negative one among {numbers} ns, passes and elements")
+    decisions, edges = (len(wiring.decisions), len(wiring.passed)) if wiring is not None else (0, 0)
+    if len(record.edge_counts) not in (0, visits) or len(record.sizes) not in (0, visits):
+        raise ProtocolError(f"{len(record.edge_counts)} counts and {len(record.sizes)} sizes for {visits} visits")
+    for counts in record.edge_counts:
+        if counts and (len(counts) != decisions or min(counts) < 0):
+            raise ProtocolError(f"counts {counts} for {decisions} edges")
+    for sizes in record.sizes:
+        if sizes and (len(sizes) != edges or min(map(min, sizes)) < 0):
+            raise ProtocolError(f"sizes {sizes} for {edges} edges")

@@ -704,6 +704,7 @@ class LiveNode(KnownStages):
             return
         event = events.Finished(
             *(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults))),
+            sizes=done.sizes,
             passes=done.passes,
             elements=done.elements,
             padded=done.padded,
