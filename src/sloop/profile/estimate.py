@@ -297,7 +297,8 @@ class Estimate:
 
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
-        return self._costs_on(slot.cores if slot.is_capped else self.profile.cores_on(slot))
+        cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
+        return self._costs_ns.get(cores) or self._costs_on(cores)
 
     def _costs_on(self, cores: float) -> tuple[int, ...]:
         costs_ns = self._costs_ns.get(cores)
