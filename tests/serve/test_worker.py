@@ -427,6 +427,12 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     server.until_ready()
     assert server.run(texts(2, rows=3)).sizes == (() if is_batchable else (((3, 0),),))
     server.end()
+    whole = (Passed(1, is_whole=True), Passed(0, ((0, (1,)),), is_whole=True))
+    wiring = replace(alone("only", TEXT), passed=whole)
+    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
+    server.until_ready()
+    assert server.run(texts(2, rows=3)).sizes == (((1, 3), (1, 6)),)
+    server.end()
 
 
 def test_a_request_that_runs_alone_is_not_divided() -> None:

@@ -12,7 +12,7 @@ splits and joins tensors as the sources say. A stage that sends parts along an e
 outputs, which rows became parts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -74,6 +74,8 @@ class Passed:
     """The outputs that have open dimensions in a row, each with these."""
     from_client: bool = False
     """Whether the next stage also reads tensors of the client with open dimensions."""
+    is_whole: bool = False
+    """Whether the model of the next stage may mix rows: then all of them together are one row of a larger size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +202,19 @@ _NEEDED: Final[Mapping[str, Literal["whole", "part", "parts"]]] = {
 }
 
 
-def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max: int = 1, where: str = "") -> Wiring:
+def wire(
+    graph: Graph,
+    models: Mapping[tuple[str, str], Signature],
+    *,
+    rows_max: int = 1,
+    whole: Collection[str] = (),
+    where: str = "",
+) -> Wiring:
     """Wire the stages of a graph.
 
     `models` maps (stage, variant) to its signature; the tensors of a stage are named as in its first variant.
-    `rows_max` is the most rows of one request; it is 1 if the graph has branches or fan-outs. Raises `InputError` that
-    begins with `where`.
+    `rows_max` is the most rows of one request; it is 1 if the graph has branches or fan-outs. `whole` are the stages
+    whose models may mix rows. Raises `InputError` that begins with `where`.
     """
     stages = {name: _stage_signature(name, models, where) for name in graph.stages}
     decisions = {
@@ -236,14 +245,16 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
         widths={name: len(made.outputs) for name, made in stages.items()},
         optional={name: tuple(port.name for port in ports) for name, ports in optional.items()},
         passed={
-            name: tuple(_passed(name, stages[edge.target], inputs[edge.target]) for edge in edges)
+            name: tuple(
+                _passed(name, stages[edge.target], inputs[edge.target], is_whole=edge.target in whole) for edge in edges
+            )
             for name, edges in graph.edges.items()
             if edges
         },
     )
 
 
-def _passed(name: str, target: Signature, sources: Sequence[Sources]) -> Passed:
+def _passed(name: str, target: Signature, sources: Sequence[Sources], *, is_whole: bool) -> Passed:
     """What a stage passes on to another one, which has these inputs and their sources."""
     pairs = list(zip(target.inputs, sources, strict=False))  # behind them come optional ones, which clients give
     own = [(port, source) for port, each in pairs for source in each if source.stage == name]
@@ -251,6 +262,7 @@ def _passed(name: str, target: Signature, sources: Sequence[Sources]) -> Passed:
         next((source.position for port, source in own if port.counts_rows and source.kind in ("whole", "part")), None),
         tuple(dict.fromkeys((source.position, port.open_places) for port, source in own if port.open_places)),
         any(port.open_places and source.stage == APPLICATION for port, each in pairs for source in each),
+        is_whole,
     )
 
 

@@ -393,7 +393,7 @@ class ModelWorker:
         self._opened_places = dict(open_places_of(ports))
         passed = setup.wiring.passed
         is_open = any(each.opened or each.from_client for each in passed)
-        may_differ = not setup.is_batchable and any(each.counting is not None for each in passed)
+        may_differ = any(each.counting is not None and (each.is_whole or not setup.is_batchable) for each in passed)
         self._edges = passed if is_open or may_differ else ()
         elements = setup.padding.elements(ports) if setup.padding is not None else []
         self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
@@ -843,7 +843,8 @@ def size_passed(passed: Passed, tensors: Sequence[Tensor]) -> tuple[int, int]:
     """The rows that these outputs of a visit pass on along an edge, 0 for as many as the visit has, and their size."""
     lengths = [tuple([tensors[output].shape[at] for at in places]) for output, places in passed.opened]
     rows = tensors[passed.counting].shape[0] if passed.counting is not None else 0
-    return rows, size_and_shape(lengths)[0] if lengths else 0
+    size = size_and_shape(lengths)[0] if lengths else 0
+    return (1, rows * (size or 1)) if rows and passed.is_whole else (rows, size)
 
 
 def edge_counts(

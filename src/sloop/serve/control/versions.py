@@ -38,7 +38,8 @@ def served_version(application: Application, models: Models, rows: int) -> Serve
     """The version as the driver serves it, with requests of at most `rows` rows. InputError if the tensors of its
     models do not fit together."""
     signatures = {key: model.signature for key, model in models.items()}
-    wiring = wire(application.graph, signatures, rows_max=rows, where=application.file)
+    whole = {stage for (stage, _), model in models.items() if model.obstacle}
+    wiring = wire(application.graph, signatures, rows_max=rows, whole=whole, where=application.file)
     labels = labels_of(application, wiring, models)
     joining = {
         (stage, variant): VariantJoining(declared_name(stage), variant, model.obstacle, model.evidence)
