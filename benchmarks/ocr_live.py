@@ -96,7 +96,7 @@ def play(folder: Path, system: Mapping[str, Any], trace: Mapping[str, Any], slo_
     scenario = load_scenario(folder / "scenario.yaml")
     (choice,) = scenario.systems
     world = World.from_scenario(scenario, choice)
-    due_ns, elapsed_ns = schedule_of(world.trace, None, 0, Delivery.DELAY)[0].tolist()
+    due_ns, elapsed_ns = schedule_of(world.trace, None, 0, Delivery.DELAY)[0, :2].tolist()
     with serving(folder / "app.yaml", folder / "state") as where:
         plan = LoadPlan(
             url=where.http,

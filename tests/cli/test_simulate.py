@@ -150,6 +150,37 @@ def test_a_trace_is_written_and_read_back(tmp_path: Path) -> None:
     assert json.loads(CliRunner().invoke(main, ["trace", again, "--json"]).stdout)["requests"] == 50
 
 
+def test_the_requests_of_a_log_are_a_trace_with_rows_and_sizes(scenario: Path, tmp_path: Path) -> None:
+    log, times = tmp_path / "run.jsonl", tmp_path / "requests.csv"
+    sizes = "sizes: {kind: uniform, least: 8, most: 64}"
+    scenario.write_text(scenario.read_text().replace("rate: 50}", f"rate: 50, rows: [1, 4], {sizes}}}"))
+    asked = ["simulate", str(scenario), "--system", "early-drop", "--log", str(log)]
+    assert CliRunner().invoke(main, asked, catch_exceptions=False).exit_code == 0
+    found = json.loads(CliRunner().invoke(main, ["trace", str(log), "--times", str(times), "--json"]).stdout)
+    assert found["work"]["rows_max"] == 4
+    assert 8 <= found["work"]["size_p50"] <= found["work"]["size_max"] <= 64
+    columns = "column: arrived, unit: ns, rows: {column: rows}, sizes: {column: size}"
+    again = ["trace", f"{{file: {times}, {columns}}}", "--json"]
+    assert json.loads(CliRunner().invoke(main, again).stdout)["work"] == found["work"]
+    others = json.loads(CliRunner().invoke(main, [*again, "--rows", "2", "--sizes", "[7]"]).stdout)["work"]
+    assert (others["rows_mean"], others["size_p50"], others["size_max"]) == (2.0, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "what"),
+    [
+        ("--rows", "0", "must be a whole number of at least 1"),
+        ("--sizes", "{column: tokens}", "of which file is 'tokens' a column?"),
+        ("--sizes", "{kind: normal}", "unknown kind of distribution 'normal'"),
+    ],
+)
+def test_a_mistake_in_rows_and_sizes_names_the_option(option: str, text: str, what: str) -> None:
+    result = CliRunner().invoke(main, ["trace", MADE, "--duration-s", "5", option, text])
+    assert result.exit_code == 1
+    assert f"error: {option}" in result.stderr
+    assert what in result.stderr
+
+
 def test_a_trace_is_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "trace.svg"
     assert CliRunner().invoke(main, ["trace", MADE, "--duration-s", "5", "--plot", str(plot)]).exit_code == 0

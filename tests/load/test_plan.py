@@ -26,7 +26,7 @@ from sloop.load.plan import (
 )
 from sloop.tensor import NUMPY_TYPES, Port
 from sloop.units import s
-from sloop.workload import KINDS, Link, generated
+from sloop.workload import KINDS, Link, Work, generated
 from sloop.workload.generate import Poisson
 
 TRACE = generated(Poisson(10.0), seed=0, duration_ns=s(1))
@@ -135,6 +135,48 @@ def test_every_datatype_can_be_sent(datatype: str) -> None:
         assert len(json.loads(encoded(tensors, Encoding.JSON, where="m").content)["inputs"][0]["data"]) == 6
 
 
+TEXT = ModelMetadata((Port("ids", "INT64", (-1, -1)), Port("mask", "INT64", (-1, -1)), Port("limit", "FP32", (1,))))
+IMAGE = ModelMetadata((Port("image", "FP32", (-1, 3, -1, -1)),))
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "work", "expected"),
+    [
+        (TEXT, {}, Work(), [(1, 1), (1, 1), (1,)]),
+        (TEXT, {}, Work(4, 17), [(4, 17), (4, 17), (1,)]),
+        (TEXT, {"mask": (-1, 9)}, Work(2, 17), [(2, 17), (2, 9), (1,)]),
+        (IMAGE, {}, Work(2, 640 * 640), [(2, 3, 640, 640)]),
+        (IMAGE, {}, Work(1, 200_000, (400, 500)), [(1, 3, 400, 500)]),
+        (IMAGE, {"image": (1, 3, 8, 8)}, Work(), [(1, 3, 8, 8)]),
+    ],
+)
+def test_inputs_have_the_rows_and_sizes_that_a_request_brings(
+    model: ModelMetadata, shapes: dict[str, tuple[int, ...]], work: Work, expected: list[tuple[int, ...]]
+) -> None:
+    made = list(made_up(model, shapes, [work], seed=1, where="m"))
+    assert len(made) == VARIANTS
+    assert [[tensor.shape for tensor in tensors] for tensors in made] == [expected] * VARIANTS
+
+
+def test_of_many_sizes_each_has_one_body() -> None:
+    works = [Work(1, size) for size in range(1, 100)]
+    made = list(made_up(TEXT, {}, works, seed=1, where="m"))
+    assert [tensors[0].shape for tensors in made] == [(1, size) for size in range(1, 100)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "work", "message"),
+    [
+        ({"x": (2, 4)}, Work(3), "no input of the model has an open number of rows"),
+        ({}, Work(3, 7), "all rows of the model's inputs are equally large"),
+    ],
+)
+def test_what_no_input_can_bring_is_refused(shapes: dict[str, tuple[int, ...]], work: Work, message: str) -> None:
+    fixed = ModelMetadata((Port("x", "FP32", (-1, 4)),))
+    with pytest.raises(InputError, match=message):
+        list(made_up(fixed, shapes, [work], seed=1, where="m"))
+
+
 @pytest.mark.parametrize(
     ("model", "shapes", "message"),
     [
@@ -147,7 +189,7 @@ def test_every_datatype_can_be_sent(datatype: str) -> None:
 )
 def test_impossible_inputs(model: ModelMetadata, shapes: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        made_up(model, shapes, seed=0, where="m")
+        list(made_up(model, shapes, seed=0, where="m"))
     assert message in str(caught.value)
 
 

@@ -21,7 +21,9 @@ from sloop.load.results import (
     summarise,
     write_jsonl,
 )
+from sloop.load.sent import SentWorks
 from sloop.units import ms, s
+from sloop.workload import Work
 
 NS = st.integers(-(2**62), 2**62)
 ROWS = st.lists(st.tuples(NS, NS, NS, st.integers(0, 999), st.sampled_from(list(Ending)), st.sampled_from([-1, 0, 1])))
@@ -154,3 +156,34 @@ def test_a_line_for_each_request(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(MachineError, match="cannot be written"):
         write_jsonl(measured, tmp_path / "none" / "x", slo_ns=1)
+
+
+def test_by_size_every_request_counts_once() -> None:
+    works = [Work(2, 8), Work(1, 512), Work(2, 8), Work(1, 16)]
+    schedule = np.zeros((4, 2), dtype=np.int64)
+    records = [record(0, 0, 10), record(1, 0, 120), record(2, 0, 20, "dropped"), record(3, 0, 30)]
+    measured = join(np.array(records, dtype=DTYPE), schedule)
+    options = {"slo_ns": ms(SLO_MS), "duration_s": 1.0, "connections": 1, "wall_s": 1.0}
+    found = summarise(measured, sent=SentWorks.of(works), **options)  # type: ignore[arg-type]
+    assert (found.rows_sent, found.goodput_rows_per_s) == (6, 3.0)
+    assert [(row.size, row.sent, row.ok, row.attainment) for row in found.sizes] == [
+        (8, 2, 1, 0.5),
+        (16, 1, 1, 1.0),
+        (512, 1, 0, 0.0),
+    ]
+    assert [row.p99_ms for row in found.sizes] == [10, 30, 120]
+    assert dict(found.rows())["goodput"] == "2.0 rps, 3.0 rows/s of 6 rows sent"
+    same = summarise(measured, sent=SentWorks.of([Work(4)] * 4), **options)  # type: ignore[arg-type]
+    assert (same.rows_sent, same.sizes) == (16, [])
+
+
+def test_many_sizes_are_shown_in_classes() -> None:
+    sent = SentWorks.of([Work(1, size) for size in (5, 6, 7, 8, 9, 10, 11, 12, 13)])
+    assert sent.classes.tolist() == [6, 6, 8, 8, 12, 12, 12, 12, 16]
+    assert SentWorks.of([Work(1, 5), Work(1, 6)]).classes.tolist() == [5, 6]
+
+
+def test_bodies_are_sent_in_turn_among_those_of_a_work() -> None:
+    sent = SentWorks.of([Work(1, 8), Work(1, 9), Work(1, 8), Work(1, 8)])
+    assert sent.bodies(2).tolist() == [0, 3, 0, 1]
+    assert sent.ordered(np.array([1, 0])).sizes.tolist() == [9, 8]

@@ -1,6 +1,7 @@
 import json
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from sloop.errors import InputError, MachineError
 from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, ProgressReport, run_load, run_loads
 from sloop.load.run import orders_of, prepare_bodies, schedule_of
 from sloop.units import ms, s
-from sloop.workload import Link, trace_of
+from sloop.workload import Link, Work, trace_of
 from sloop.workload.generate import Poisson, generated
+from tests.load.conftest import METADATA
 
 TRACE = generated(Poisson(100.0), seed=1, duration_ns=s(1))
 LINK = Link("test", (1_000.0, 100.0), "assumed: a test")
@@ -21,15 +23,22 @@ LINK = Link("test", (1_000.0, 100.0), "assumed: a test")
 def test_a_link_delays_or_attaches() -> None:
     times = trace_of([0, ms(990), s(1)], name="test", provenance="assumed: a test")
     delayed = schedule_of(times, LINK, 20_000, Delivery.DELAY)
-    assert delayed.tolist() == [[ms(20), ms(20)], [ms(1_010), ms(20)], [ms(1_200), ms(200)]]
+    assert delayed.tolist() == [[ms(20), ms(20), 0], [ms(1_010), ms(20), 1], [ms(1_200), ms(200), 2]]
     attached = schedule_of(times, LINK, 20_000, Delivery.ATTACH)
-    assert attached.tolist() == [[0, ms(20)], [ms(990), ms(20)], [s(1), ms(200)]]
+    assert attached.tolist() == [[0, ms(20), 0], [ms(990), ms(20), 1], [s(1), ms(200), 2]]
 
 
 def test_delays_may_change_the_order() -> None:
     fading = Link("test", (100.0, 1_000.0), "assumed: a test")
     times = trace_of([ms(999), s(1)], name="test", provenance="assumed: a test")
-    assert schedule_of(times, fading, 20_000, Delivery.DELAY).tolist() == [[ms(1_020), ms(20)], [ms(1_199), ms(200)]]
+    scheduled = schedule_of(times, fading, 20_000, Delivery.DELAY)
+    assert scheduled.tolist() == [[ms(1_020), ms(20), 1], [ms(1_199), ms(200), 0]]
+
+
+def test_larger_requests_take_longer_on_a_link() -> None:
+    times = trace_of([0, 0], name="test", provenance="assumed: a test")
+    scheduled = schedule_of(times, LINK, np.array([20_000, 10_000]), Delivery.DELAY)
+    assert scheduled.tolist() == [[ms(10), ms(10), 1], [ms(20), ms(20), 0]]
 
 
 def test_an_empty_trace_is_refused() -> None:
@@ -76,6 +85,29 @@ def test_a_run_from_end_to_end(tmp_path: Path, stub: Any) -> None:
 
 
 @pytest.mark.live
+def test_requests_bring_what_the_trace_says(tmp_path: Path, stub: Any) -> None:
+    stub.metadata = METADATA.replace(b"[-1, 3]", b"[-1, -1]")
+    works = [Work(1 + place % 2, 8 * (1 + place % 3)) for place in range(30)]
+    trace = trace_of(range(0, ms(300), ms(10)), name="mixed", provenance="assumed: a test", works=(works * 2).__iter__)
+    plan = LoadPlan(stub.url, "m", trace, slo_ms=5_000.0, encoding=Encoding.JSON, records=tmp_path / "records.jsonl")
+    found = run_load(plan)
+    shapes = Counter(tuple(json.loads(body)["inputs"][0]["shape"]) for body in stub.bodies)
+    assert shapes == Counter((work.rows, work.size) for work in works)
+    assert (found.sent, found.rows_sent) == (30, 45)
+    assert found.goodput_rows_per_s == pytest.approx(1.5 * found.goodput_rps)
+    assert [(row.size, row.sent, row.ok) for row in found.sizes] == [(8, 10, 10), (16, 10, 10), (24, 10, 10)]
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [(line["rows"], line["size"]) for line in lines] == [(work.rows, work.size) for work in works]
+
+
+@pytest.mark.live
+def test_what_the_inputs_cannot_bring_is_named(tmp_path: Path, stub: Any) -> None:
+    sized = trace_of([0], name="sized", provenance="assumed: a test", works=[Work(1, 8)].__iter__)
+    with pytest.raises(InputError, match="all rows of the model's inputs are equally large"):
+        run_load(LoadPlan(stub.url, "m", sized, slo_ms=1.0))
+
+
+@pytest.mark.live
 def test_closed_loop_from_end_to_end(stub: Any) -> None:
     found = run_load(LoadPlan(stub.url, "m", ClosedLoop(2, 0.5, 0.1), slo_ms=1_000.0, encoding=Encoding.JSON))
     assert found.ok == found.sent > 0
@@ -112,6 +144,8 @@ def test_bodies_come_from_metadata_array_or_file(tmp_path: Path, stub: Any) -> N
     assert file_body.content == b'{"inputs": [1]}'
     with pytest.raises(InputError, match=r"x\.txt is neither a"):
         prepare_bodies(LoadPlan(**plan, input_file=tmp_path / "x.txt"))
+    with pytest.raises(InputError, match="rows and sizes of their own"):
+        prepare_bodies(LoadPlan(**plan, input_file=tmp_path / "x.npy"), [Work(2)])
 
 
 def test_no_server_is_said_before_anything_is_sent() -> None:

@@ -30,9 +30,11 @@ def world(  # one argument for each thing a test may want to be different
     cores: float = 16.0,
     max_batch: int = 8,
     slos_ns: tuple[int, ...] = (),
+    stage: dict[str, Any] | None = None,
     **changes: Any,
 ) -> World:
-    """One stage of one variant whose batch of n takes 10 + 2n ms, one replica, 40 requests per second."""
+    """One stage of one variant whose batch of n takes 10 + 2n ms, one replica, 40 requests per second. `stage` has
+    other keys of the stage, among them its profile."""
     profile = {
         "latency_ms": latency_ms or {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
         "max_batch": max_batch,
@@ -42,7 +44,7 @@ def world(  # one argument for each thing a test may want to be different
         {
             "name": "scene",
             "slo_ms": slo_ms,
-            "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+            "stages": [{"name": "only", **(stage or {"variants": [{"name": "a", "profile": profile}]})}],
             "system": system or {"name": "static"},
             "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": cores, "memory_bytes": 10**9}]},
             "trace": trace or {"kind": "poisson", "rate": 40},

@@ -36,20 +36,25 @@ from sloop.app.load import (
 from sloop.app.stages import SLO_MS_MAX
 from sloop.app.triton import is_repository, read_repository
 from sloop.errors import InputError, MachineError, SloopError
+from sloop.options import Range
 from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel
 from sloop.profile.model import is_model, row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
+from sloop.runlog import is_log
 from sloop.serve.copies import ExaminedModels, ModelCopy
 from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
+from sloop.sim.traffic import recorded_traffic
 from sloop.systems import build_system
 from sloop.systems.system import is_system_file
 from sloop.tensor import Port, Signature
 from sloop.text import counted, listed
+from sloop.units import s
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
-from sloop.workload.trace import Trace
+from sloop.workload.sizes import ROWS, SIZES, Numbers, drawn, numbers_from
+from sloop.workload.trace import Trace, cut
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
@@ -93,7 +98,8 @@ JSON: Final = "sloop.cli.json"
 PROGRESS_AFTER_S: Final = 2.0
 """Seconds before a progress bar is drawn: a bar that appears and vanishes says nothing."""
 TRACE_HELP: Final = (
-    "TRACE is a file of arrivals, a scenario (.yaml), or a mapping such as '{kind: poisson, rate: 100}'."
+    "TRACE is a file of arrivals, a scenario (.yaml), the event log of a server, or a mapping such as '{kind: poisson, "
+    "rate: 100}'."
 )
 
 
@@ -285,9 +291,13 @@ def trace_at(
     """
     if source.lstrip().startswith("{"):
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
-    if not source.endswith((".yaml", ".yml")):
+    is_recorded = is_log(Path(source))
+    if not is_recorded and not source.endswith((".yaml", ".yml")):
         return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
-    scenario = load_scenario(source, models=cached_models([Path(source)]))
+    if is_recorded:
+        scenario = recorded_traffic(Path(source)).scenario
+    else:
+        scenario = load_scenario(source, models=cached_models([Path(source)]))
     names = tuple(scenario.traces)
     if len(names) == 1:
         application = names[0]
@@ -295,8 +305,36 @@ def trace_at(
         what = f"it has no trace for {application!r}" if application else f"it has {counted(len(names), 'trace')}"
         raise InputError(what, where=source, help=f"choose one with {option}: {listed(names, 'or')}")
     length_s = scenario.duration_s if duration_s is None else duration_s
-    declared = scenario.declared_trace(application)
-    return trace_from(declared, seed=seed, duration_s=length_s, folder=Path())
+    trace = scenario.traces[application]
+    if isinstance(trace, Trace):
+        return cut(trace, duration_ns=s(length_s))
+    return trace_from(scenario.declared_trace(application), seed=seed, duration_s=length_s, folder=Path())
+
+
+def works_options(function: Callable[..., CommandOutput | None]) -> Callable[..., CommandOutput | None]:
+    """The options `--rows` and `--sizes`, of which `with_works` makes what the requests of a trace bring."""
+    rows = click.option(
+        "--rows",
+        metavar="NUMBERS",
+        help="How many rows each request brings, instead of what TRACE says: a number, a list, or a distribution such "
+        "as '{kind: uniform, least: 1, most: 16}'.",
+    )
+    sizes = click.option(
+        "--sizes",
+        metavar="NUMBERS",
+        help="How large these rows are (length of a text, height × width of an image), such as "
+        "'{kind: lognormal, median: 60, sigma: 0.8, most: 512}' or '{file: lengths.txt}'.",
+    )
+    return rows(sizes(function))
+
+
+def with_works(trace: Trace, rows: str | None, sizes: str | None, *, seed: int) -> Trace:
+    """The trace, whose requests bring what `--rows` and `--sizes` say. InputError for a mistake in these."""
+    return drawn(trace, seed=seed, rows=_numbers(rows, "--rows", ROWS), sizes=_numbers(sizes, "--sizes", SIZES))
+
+
+def _numbers(text: str | None, option: str, limits: Range) -> Numbers | None:
+    return None if text is None else numbers_from(parse_yaml(text, option), limits, Path())
 
 
 def link_at(source: str, *, seed: int) -> Link:

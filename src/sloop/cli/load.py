@@ -1,6 +1,7 @@
 """`sloop load`: sends the requests of a trace to a server."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,17 +18,23 @@ from sloop.cli.command import (
     link_at,
     progress,
     shape,
+    table,
     trace_at,
+    with_works,
+    works_options,
 )
 from sloop.errors import InputError
 from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load
 from sloop.load.plan import only_model, split_url
+from sloop.load.results import SizeRow
+from sloop.report.tables import Table
 from sloop.units import to_s
 
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop load http://localhost:8000 --trace '{kind: poisson, rate: 50}' --duration-s 60 --slo-ms 200
 sloop load http://localhost:8000 --trace burst.txt --slo-ms 1000 --link '{kind: lte}' --payload-kb 284
+sloop load http://localhost:8000 --trace '{kind: equal, rate: 20}' --sizes '[16, 512]' --duration-s 60 --slo-ms 200
 sloop load http://localhost:8000 --model words --version 2 --trace '{kind: equal, rate: 5}' --duration-s 60 --slo-ms 200
 """
 
@@ -53,6 +60,7 @@ sloop load http://localhost:8000 --model words --version 2 --trace '{kind: equal
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random arrivals, link and inputs."
 )
+@works_options
 @click.option(
     "--link",
     metavar="LINK",
@@ -87,7 +95,8 @@ sloop load http://localhost:8000 --model words --version 2 --trace '{kind: equal
     type=shape,
     multiple=True,
     metavar="NAME=SIZES",
-    help="Full shape of an input whose dimensions the server leaves open, such as data=1,3,224,224.",
+    help="Full shape of an input whose dimensions the server leaves open, such as data=1,3,224,224. -1 stands for rows "
+    "(first) and sizes, as in data=-1,3,-1,-1.",
 )
 @click.option(
     "--timeout-s",
@@ -106,6 +115,8 @@ def load(
     api_key_file: Path | None,
     duration_s: float | None,
     seed: int,
+    rows: str | None,
+    sizes: str | None,
     link: str | None,
     payload_kb: float | None,
     delivery: str,
@@ -120,6 +131,7 @@ def load(
     The load is open loop: requests are sent when the trace says, whether or not earlier ones have been answered.
     """
     arrivals = trace_at(trace, seed=seed, duration_s=duration_s, application=model or "", option="--model")
+    arrivals = with_works(arrivals, rows, sizes, seed=seed)
     api_key = key_in(api_key_file) if api_key_file else os.environ.get(KEY_VARIABLE, "")
     plan = LoadPlan(
         url=url,
@@ -145,7 +157,14 @@ def load(
 
         result = run_load(plan, progress=update)
     asked = {"model": plan.model, "version": version or None}
-    return CommandOutput({**asked, **msgspec.to_builtins(result)}, [facts(result.rows())])
+    by_size = [table(_by_size(result.sizes))] if result.sizes else []
+    return CommandOutput({**asked, **msgspec.to_builtins(result)}, [facts(result.rows()), *by_size])
+
+
+def _by_size(rows: Sequence[SizeRow]) -> Table:
+    """What became of the requests by the size of their rows."""
+    cells = tuple((row.size, row.sent, row.ok, 100 * row.attainment, row.p50_ms, row.p99_ms) for row in rows)
+    return Table("By size", ("size up to", "sent", "in time", "attainment %", "p50 ms", "p99 ms"), cells)
 
 
 def key_in(path: Path) -> str:

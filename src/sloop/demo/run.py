@@ -353,7 +353,7 @@ def run_live(folder: Path, scenario: Scenario, choice: SystemChoice, progress: C
     network = scenario.truth.network
     payload_bytes = round(network.payload_kb[0] * BYTES_PER_KB) if network is not None else 0
     duration_s = round(scenario.duration_s)
-    due_ns, elapsed_ns = schedule_of(clients.trace, clients.link, payload_bytes, Delivery.DELAY)[0].tolist()
+    due_ns, elapsed_ns = schedule_of(clients.trace, clients.link, payload_bytes, Delivery.DELAY)[0, :2].tolist()
     first_ns = due_ns - elapsed_ns
     load = ClientLoad(clients.trace, clients.link, payload_bytes, scenario.application.slo_ms, scenario.seed)
     app, state = folder / f"{choice.label}.yaml", folder / choice.label

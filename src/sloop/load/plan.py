@@ -8,7 +8,7 @@ extension".
 
 import http.client
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite, prod
@@ -19,12 +19,13 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from sloop.errors import InputError, MachineError
 from sloop.streams import stream
 from sloop.tensor import NUMPY_TYPES, Port
-from sloop.workload import Link, Trace
+from sloop.workload import Link, Trace, Work
 
 REQUESTS_MAX: Final = 20_000_000
 CONNECTIONS_MAX: Final = 20_000
@@ -80,7 +81,8 @@ class LoadPlan:
     """A `.npy` file with the first input's tensor, or a `.json` file with a complete request body. None: inputs are
     generated from the model's metadata."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes by input name, for models with variable dimensions; without them, variable dimensions are 1."""
+    """Shapes by input name, instead of those of the model's metadata. In both, -1 stands for a dimension that follows
+    from what a request of the trace brings (`shape_of`), or is 1."""
     timeout_s: float = 30.0
     connections_max: int = 4_096
     warm_connections: int = 16
@@ -144,8 +146,12 @@ def _within(value: float, low: float, high: float, name: str) -> None:
 
 
 BODY_BYTES_MAX: Final = 256 * 2**20
+BODIES_BYTES_MAX: Final = 2**30
+"""Of all bodies together: they are made before the first is sent."""
 VARIANTS: Final = 4
 """The number of different bodies, sent in turn, so that a cache cannot answer for the model."""
+VARIED_MAX: Final = 64
+"""If what requests bring differs in more ways than this, there is one body for each of them."""
 
 
 class ModelMetadata(msgspec.Struct, frozen=True):
@@ -176,22 +182,63 @@ class JsonTensor(msgspec.Struct, frozen=True):
     values: NDArray[Any] | list[bytes]
 
 
+def variants_of(works: Sequence[Work]) -> int:
+    """How many bodies there are for each of these."""
+    return VARIANTS if len(works) <= VARIED_MAX else 1
+
+
 def made_up(
-    metadata: ModelMetadata, shapes: Mapping[str, Sequence[int]], *, seed: int, where: str
-) -> list[list[JsonTensor]]:
-    """`VARIANTS` sets of inputs with values from the seed: floats in [0, 1], integers 0 to 9, short strings."""
+    metadata: ModelMetadata,
+    shapes: Mapping[str, Sequence[int]],
+    works: Sequence[Work] = (Work(),),
+    *,
+    seed: int,
+    where: str,
+) -> Iterator[list[JsonTensor]]:
+    """Sets of inputs with values from the seed: floats in [0, 1], integers 0 to 9, short strings. There are
+    `variants_of(works)` for each of `works`, which are different, one after the other."""
     if not metadata.inputs:
         raise InputError("the model's metadata lists no inputs", where=where, help="give a request body as a JSON file")
     known = {one.name for one in metadata.inputs}
     for name in shapes:
         if name not in known:
             raise InputError(f"unknown input {name!r}", where=where, help=f"inputs: {', '.join(sorted(known))}")
+    ports = [structs.replace(one, shape=tuple(shapes.get(one.name, one.shape))) for one in metadata.inputs]
+    _check_works(ports, works, where)
     rng = stream(seed, "inputs")
-    return [[_tensor(one, shapes.get(one.name), rng, where) for one in metadata.inputs] for _ in range(VARIANTS)]
+    for work in works:
+        lengths = iter(work.shape)
+        filled = [(one, shape_of(one, work, lengths)) for one in ports]
+        for _ in range(variants_of(works)):
+            yield [_tensor(one, shape, rng, where) for one, shape in filled]
 
 
-def _tensor(one: Port, given: Sequence[int] | None, rng: Random, where: str) -> JsonTensor:
-    shape = tuple(given) if given is not None else tuple(1 if size < 0 else size for size in one.shape)
+def _check_works(ports: Sequence[Port], works: Sequence[Work], where: str) -> None:
+    """InputError if no input can have the rows, or the sizes, that requests are to bring."""
+    if not any(port.counts_rows for port in ports) and any(work.rows > 1 for work in works):
+        help = "leave `rows` out, or give the inputs with -1 as their first dimension (--shape)"
+        raise InputError("no input of the model has an open number of rows", where=where, help=help)
+    if not any(port.open_places for port in ports) and any(work.size for work in works):
+        help = "leave `sizes` out, or give the inputs with -1 as an open dimension (--shape)"
+        raise InputError("all rows of the model's inputs are equally large", where=where, help=help)
+
+
+def shape_of(port: Port, work: Work, lengths: Iterator[int]) -> tuple[int, ...]:
+    """The shape of an input of a request that brings `work`, of whose `shape` these `lengths` are left.
+
+    Its first dimension, if it counts rows, has them. An open dimension of a row has its size; if there are several,
+    they are equally long (the sides of an image), and the size is their product. Without a size it is 1.
+    """
+    shape, places = list(port.shape), port.open_places
+    if port.counts_rows:
+        shape[0] = work.rows
+    side = max(1, round(work.size ** (1 / len(places)))) if places else 1
+    for place in places:
+        shape[place] = next(lengths, side)
+    return tuple(shape)
+
+
+def _tensor(one: Port, shape: tuple[int, ...], rng: Random, where: str) -> JsonTensor:
     count = prod(shape)
     if min(shape, default=1) < 1 or count > BODY_BYTES_MAX:
         raise InputError(f"input {one.name!r} cannot have the shape {list(shape)}", where=where, help="give its shape")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.errors import MachineError
+from sloop.load.sent import SentWorks
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 from sloop.vocabulary import Outcome
 
@@ -100,6 +101,18 @@ class SecondRow(msgspec.Struct, frozen=True):
     lag_max_ms: float
 
 
+class SizeRow(msgspec.Struct, frozen=True):
+    """The requests whose rows are of one size, or of one class of sizes, named by its upper bound."""
+
+    size: int
+    sent: int
+    ok: int
+    attainment: float
+    p50_ms: float | None
+    p99_ms: float | None
+    """Of the answered ones."""
+
+
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run. Rates are per second of the schedule; latencies count only answers with status 200."""
 
@@ -135,6 +148,12 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     """Why these numbers may not describe the server; empty if there is no such reason."""
     seconds: list[SecondRow]
+    rows_sent: int = 0
+    """Of all requests; as many as these if each had one."""
+    goodput_rows_per_s: float = 0.0
+    """Of the requests that were served in time."""
+    sizes: list[SizeRow] = []  # msgspec copies the empty list for each instance
+    """Ascending; empty if all rows are equally large."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in the order to print them."""
@@ -147,12 +166,16 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
             ("rejected", f"{self.rejected:,}"),
             ("errors", f"{self.errors:,}" + (f" ({shares})" if shares else "")),
             ("attainment", "–" if self.attainment is None else f"{self.attainment:.4%}"),
-            ("goodput", f"{self.goodput_rps:,.1f} rps"),
+            ("goodput", f"{self.goodput_rps:,.1f} rps" + self._in_rows()),
             ("latency (from due time) p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
             ("response (from sending) p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
             ("generator's lag p50 / p99 / max", _spread(self.lag_p50_ms, self.lag_p99_ms, self.lag_max_ms)),
             *([("note", self.note)] if self.note else []),
         ]
+
+    def _in_rows(self) -> str:
+        has_one_each = self.rows_sent in (0, self.sent)
+        return "" if has_one_each else f", {self.goodput_rows_per_s:,.1f} rows/s of {self.rows_sent:,} rows sent"
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -206,8 +229,16 @@ def join(records: NDArray[Any], schedule: NDArray[np.int64] | None) -> Measured:
     )
 
 
-def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections: int, wall_s: float) -> LoadResult:
-    """Compute the result of a run."""
+def summarise(
+    measured: Measured,
+    *,
+    slo_ns: int,
+    duration_s: float,
+    connections: int,
+    wall_s: float,
+    sent: SentWorks | None = None,
+) -> LoadResult:
+    """Compute the result of a run whose requests brought what was `sent`; None for one row of the only size each."""
     outcomes = measured.outcomes(slo_ns)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES))
     answered = measured.is_answered()
@@ -215,6 +246,7 @@ def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections
     response = (measured.done_ns - measured.sent_ns)[answered]
     lag = np.maximum(measured.sent_ns - measured.due_ns, 0)
     served, total = int(counts[OUTCOMES.index(Outcome.SERVED)]), len(outcomes)
+    is_served = outcomes == OUTCOMES.index(Outcome.SERVED)
     return LoadResult(
         sent=total,
         ok=served,
@@ -245,7 +277,21 @@ def summarise(measured: Measured, *, slo_ns: int, duration_s: float, connections
             _quantile_ms(lag, 0.99) or 0.0, to_ms(slo_ns), int(np.count_nonzero(measured.ending == Ending.OVERFLOW))
         ),
         seconds=list(_seconds(measured, outcomes)),
+        rows_sent=total if sent is None else int(sent.rows.sum()),
+        goodput_rows_per_s=(served if sent is None else int(sent.rows[is_served].sum())) / duration_s,
+        sizes=[] if sent is None else list(_sizes(measured, is_served, sent)),
     )
+
+
+def _sizes(measured: Measured, is_served: NDArray[np.bool_], sent: SentWorks) -> Iterator[SizeRow]:
+    """One row for each size, or class of sizes, if there are several."""
+    classes, latency, answered = sent.classes, measured.latency_ns, measured.is_answered()
+    bounds = np.unique(classes)
+    for bound in bounds if len(bounds) > 1 else []:
+        here = classes == bound
+        count, ok = int(np.count_nonzero(here)), int(np.count_nonzero(here & is_served))
+        p50_ms, p99_ms = (_quantile_ms(latency[here & answered], share) for share in (0.50, 0.99))
+        yield SizeRow(int(bound), count, ok, ok / count, p50_ms, p99_ms)
 
 
 def _note(lag_p99_ms: float, slo_ms: float, overflows: int) -> str:
@@ -295,8 +341,9 @@ def _seconds(measured: Measured, outcomes: NDArray[np.int8]) -> Iterator[SecondR
         )
 
 
-def write_jsonl(measured: Measured, path: Path, *, slo_ns: int) -> None:
-    """A line of JSON for each request: when it was due, sent and done (ms), its latency, outcome and status."""
+def write_jsonl(measured: Measured, path: Path, *, slo_ns: int, sent: SentWorks | None = None) -> None:
+    """A line of JSON for each request: when it was due, sent and done (ms), its latency, outcome and status; if these
+    differ, its rows and their size."""
     outcomes = measured.outcomes(slo_ns)
     latency = measured.latency_ns
     encoder = msgspec.json.Encoder()
@@ -315,6 +362,9 @@ def write_jsonl(measured: Measured, path: Path, *, slo_ns: int) -> None:
                         "ending": Ending(measured.ending[place]).name.lower(),
                         "status": int(measured.status[place]),
                     }
+                    if sent is not None:
+                        work = sent.works[sent.kinds[place]]
+                        line |= {"rows": work.rows, "size": work.size}
                     file.write(encoder.encode(line) + b"\n")
     except OSError as error:
         raise MachineError(f"{path} cannot be written: {error.strerror}", help="choose another place for it") from None

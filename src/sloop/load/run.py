@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError, MachineError
 from sloop.load.plan import (
+    BODIES_BYTES_MAX,
     REQUESTS_MAX,
     Body,
     ClosedLoop,
     Delivery,
     Encoding,
+    JsonTensor,
     LoadPlan,
     default_port,
     encoded,
@@ -39,8 +41,10 @@ from sloop.load.plan import (
 )
 from sloop.load.results import LoadResult, join, read_records, summarise, write_jsonl
 from sloop.load.sender import RECORDS, Closed, Orders, ProgressReport, write_orders
+from sloop.load.sent import SentWorks
 from sloop.units import ms, s, to_s
-from sloop.workload import Link, Trace
+from sloop.workload import Link, Trace, Work
+from sloop.workload.trace import first_works
 
 GRACE_S = 30.0
 """How long after its schedule and the last timeout the sending process is killed as stuck."""
@@ -63,6 +67,10 @@ class _Prepared:
     plan: LoadPlan
     bodies: list[Body]
     schedule: NDArray[np.int64] | None
+    sent: SentWorks | None = None
+    """In the order of the schedule; None if every request brings the same."""
+    places: NDArray[np.int32] | None = None
+    """Of each request's body, in this order; None: in turn."""
 
 
 def run_load(plan: LoadPlan, *, progress: ProgressCall | None = None) -> LoadResult:
@@ -79,11 +87,22 @@ def run_loads(plans: Sequence[LoadPlan]) -> list[LoadResult]:
 
 
 def _prepared(plan: LoadPlan) -> _Prepared:
-    bodies = prepare_bodies(plan)
     if not isinstance(plan.arrivals, Trace):
-        return _Prepared(plan, bodies, None)
-    carried_bytes = plan.payload_bytes if plan.payload_bytes is not None else len(bodies[0].content)
-    return _Prepared(plan, bodies, schedule_of(plan.arrivals, plan.link, carried_bytes, plan.delivery))
+        return _Prepared(plan, prepare_bodies(plan), None)
+    sent = SentWorks.of(first_works(plan.arrivals, REQUESTS_MAX))
+    bodies = prepare_bodies(plan, sent.works)
+    places = sent.bodies(len(bodies) // len(sent.works))
+    lengths = np.array([len(body.content) for body in bodies])
+    carried: int | NDArray[np.int64] = int(lengths[0])
+    if plan.payload_bytes is not None:
+        carried = plan.payload_bytes
+    elif len(places):
+        carried = lengths[places]
+    schedule = schedule_of(plan.arrivals, plan.link, carried, plan.delivery)
+    if not len(places):
+        return _Prepared(plan, bodies, schedule)
+    order = schedule[:, 2]
+    return _Prepared(plan, bodies, schedule, sent.ordered(order), places[order])
 
 
 def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | None = None) -> LoadResult:
@@ -93,21 +112,30 @@ def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | Non
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sloop-load-") as name:
         folder = Path(name)
-        write_orders(folder, orders_of(plan, bodies, start_ns=start_ns), bodies, schedule)
+        write_orders(folder, orders_of(plan, bodies, start_ns=start_ns), bodies, schedule, prepared.places)
         last_s = _length_s(plan) if schedule is None else to_s(int(schedule[-1, 0]))
         report = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
         measured = join(read_records(folder / RECORDS), schedule)
     wall_s = time.monotonic() - begun_s
     slo_ns = ms(plan.slo_ms)
     if plan.records is not None:
-        write_jsonl(measured, plan.records, slo_ns=slo_ns)
+        write_jsonl(measured, plan.records, slo_ns=slo_ns, sent=prepared.sent)
     return summarise(
-        measured, slo_ns=slo_ns, duration_s=_counted_s(plan), connections=report.connections, wall_s=round(wall_s, 3)
+        measured,
+        slo_ns=slo_ns,
+        duration_s=_counted_s(plan),
+        connections=report.connections,
+        wall_s=round(wall_s, 3),
+        sent=prepared.sent,
     )
 
 
-def prepare_bodies(plan: LoadPlan) -> list[Body]:
-    """The request bodies, built from the server's model metadata unless the user gives a complete body."""
+def prepare_bodies(plan: LoadPlan, works: Sequence[Work] = (Work(),)) -> list[Body]:
+    """The request bodies, built from the server's model metadata unless the user gives a complete body; equally many
+    for each of `works`."""
+    if plan.input_file is not None and tuple(works) != (Work(),):
+        what = "its tensors have rows and sizes of their own, which the trace cannot change"
+        raise InputError(what, where=str(plan.input_file), help="leave out the file, or the trace's rows and sizes")
     if plan.input_file is not None and plan.input_file.suffix.lower() == ".json":
         return [from_json(plan.input_file)]
     url = split_url(plan.url)
@@ -117,19 +145,31 @@ def prepare_bodies(plan: LoadPlan) -> list[Body]:
     encoding = plan.encoding
     if encoding == Encoding.AUTO:
         encoding = preferred_encoding(url, timeout_s=timeout_s, api_key=plan.api_key)
+    inputs: Iterable[list[JsonTensor]]
     if plan.input_file is None:
-        inputs = made_up(metadata, plan.shapes, seed=plan.seed, where=where)
+        inputs = made_up(metadata, plan.shapes, works, seed=plan.seed, where=where)
     elif plan.input_file.suffix.lower() == ".npy":
         inputs = [from_array(plan.input_file, metadata, where=where)]
     else:
         raise InputError(
             f"{plan.input_file.name} is neither a .npy nor a .json file", where="input_file", help="give one of these"
         )
-    return [encoded(tensors, encoding, where=where) for tensors in inputs]
+    bodies: list[Body] = []
+    total = 0
+    for tensors in inputs:
+        bodies.append(encoded(tensors, encoding, where=where))
+        total += len(bodies[-1].content)
+        if total > BODIES_BYTES_MAX:
+            what = f"the bodies of {len(works):,} different requests have over {BODIES_BYTES_MAX:,} bytes together"
+            raise InputError(what, where=where, help="draw sizes from fewer numbers: {kind: choice, values: […]}")
+    return bodies
 
 
-def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: Delivery) -> NDArray[np.int64]:
-    """Due time and elapsed time of each request in ns, as two columns sorted by due time.
+def schedule_of(
+    trace: Trace, link: Link | None, payload_bytes: int | NDArray[np.int64], delivery: Delivery
+) -> NDArray[np.int64]:
+    """Due time and elapsed time of each request in ns, and its place in the trace, as three columns sorted by due time.
+    `payload_bytes` are those of each request, or of all.
 
     A request that is sent at t over a link reaches the server at t + elapsed with DELAY; with ATTACH it reaches the
     server at t, as if it had been sent earlier. In both cases its deadline is `due - elapsed + slo`.
@@ -145,12 +185,13 @@ def schedule_of(trace: Trace, link: Link | None, payload_bytes: int, delivery: D
         raise InputError("the trace has no arrivals", where=trace.name, help="choose another window, or a higher rate")
     due = np.concatenate(times)
     if link is None:
-        return np.stack([due, np.zeros_like(due)], axis=1)
-    elapsed = np.fromiter((link.transfer_ns(at_ns, payload_bytes) for at_ns in due.tolist()), np.int64, count)
+        return np.stack([due, np.zeros_like(due), np.arange(count)], axis=1)
+    carried = np.broadcast_to(payload_bytes, (count,)).tolist()
+    elapsed = np.fromiter(map(link.transfer_ns, due.tolist(), carried), np.int64, count)
     if delivery == Delivery.DELAY:
         due = due + elapsed
     order = np.argsort(due, kind="stable")
-    return np.stack([due[order], elapsed[order]], axis=1)
+    return np.stack([due[order], elapsed[order], order], axis=1)
 
 
 def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Orders:

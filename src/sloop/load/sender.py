@@ -1,9 +1,10 @@
 """The sending process of the load generator: its orders, its timers, the open and the closed loop.
 
 The process does nothing else, so neither Python's lock nor evaluation delays a request. It reads its orders from a
-folder (`orders.json`, `schedule.bin` with pairs of int64 (due, elapsed) in ns, `body-K.bin`), writes `records.bin`
-there, and prints one `ProgressReport` per line. In an open loop no request waits for an answer, and each request of the
-schedule is recorded exactly once. `sent_ns - due_ns` of a record is the generator's own lag, not the server's.
+folder (`orders.json`, `schedule.bin` with pairs of int64 (due, elapsed) in ns, `body-K.bin`, and `places.bin` with the
+K of each request in int32, unless bodies are sent in turn), writes `records.bin` there, and prints one `ProgressReport`
+per line. In an open loop no request waits for an answer, and each request of the schedule is recorded exactly once.
+`sent_ns - due_ns` of a record is the generator's own lag, not the server's.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from sloop.load.results import Ending, RecordWriter
 from sloop.units import NS_PER_MS, NS_PER_S, to_s
 
 SCHEDULE: Final = "schedule.bin"
+PLACES: Final = "places.bin"
 RECORDS: Final = "records.bin"
 ORDERS: Final = "orders.json"
 
@@ -75,13 +77,22 @@ class ProgressReport(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def write_orders(folder: Path, orders: Orders, bodies: list[Body], schedule: NDArray[np.int64] | None) -> None:
-    """Write the orders to `folder`; `schedule` has two columns, due and elapsed in ns, sorted by due."""
+def write_orders(
+    folder: Path,
+    orders: Orders,
+    bodies: list[Body],
+    schedule: NDArray[np.int64] | None,
+    places: NDArray[np.int32] | None = None,
+) -> None:
+    """Write the orders to `folder`; the first two columns of `schedule` are due and elapsed in ns, sorted by due.
+    `places` are those of the requests' bodies; None: in turn."""
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     for place, body in enumerate(bodies):
         (folder / f"body-{place}.bin").write_bytes(body.content)
     if schedule is not None:
-        schedule.tofile(folder / SCHEDULE)
+        schedule[:, :2].tofile(folder / SCHEDULE)
+    if places is not None:
+        places.tofile(folder / PLACES)
 
 
 def read_orders(folder: Path) -> tuple[Orders, list[bytes]]:
@@ -97,6 +108,12 @@ def open_schedule(folder: Path) -> "memoryview[int]":
         return memoryview(b"").cast("q")
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("q")
+
+
+def read_places(folder: Path) -> Sequence[int] | None:
+    """Which body each request has; None: in turn."""
+    path = folder / PLACES
+    return np.fromfile(path, dtype=np.int32).tolist() if path.exists() else None
 
 
 _CLOCK_MONOTONIC: Final = 1
@@ -207,7 +224,7 @@ class Target:
     server: Server
     heads: Sequence[RequestHead]
     bodies: Sequence[bytes]
-    """One body for each of `heads`; they are sent in turn."""
+    """One body for each of `heads`."""
     connections_max: int
     warm_connections: int
     timeout_ns: int
@@ -215,6 +232,8 @@ class Target:
     """Called with the number and the body of every answer with status 200."""
     start_ns: int = 0
     """The earliest start, on the clock of `time.monotonic_ns`."""
+    places: Sequence[int] | None = None
+    """Of the body of each request; None: they are sent in turn."""
 
 
 @dataclass(slots=True)
@@ -246,7 +265,8 @@ class _Run:
         self.start_ns = 0
 
     def outgoing(self, number: int, elapsed_ns: int) -> Outgoing:
-        place = number % len(self._target.bodies)
+        places = self._target.places
+        place = number % len(self._target.bodies) if places is None else places[number]
         head = self._target.heads[place].render(elapsed_ns)
         return Outgoing(number, head, self._target.bodies[place], time.monotonic_ns())
 
@@ -411,7 +431,8 @@ def main(folder: Path) -> None:
 def carry_out(folder: Path) -> None:
     """Send the requests, record them, and report progress."""
     orders, bodies = read_orders(folder)
-    target = _target(orders, bodies, connections_max=allowed_connections(orders.connections_max))
+    allowed = allowed_connections(orders.connections_max)
+    target = _target(orders, bodies, connections_max=allowed, places=read_places(folder))
     with (folder / RECORDS).open("wb", buffering=0) as file:
         records = RecordWriter(file)
         progress = SendProgress()
@@ -453,7 +474,7 @@ def run_until_done(sending: Coroutine[Any, Any, None]) -> None:
         runner.run(sending)
 
 
-def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Target:
+def _target(orders: Orders, bodies: list[bytes], *, connections_max: int, places: Sequence[int] | None) -> Target:
     heads = [
         RequestHead(
             path=orders.path,
@@ -473,6 +494,7 @@ def _target(orders: Orders, bodies: list[bytes], *, connections_max: int) -> Tar
         warm_connections=min(orders.warm_connections, connections_max),
         timeout_ns=orders.timeout_ns,
         start_ns=orders.start_ns,
+        places=places,
     )
 
 

@@ -108,7 +108,8 @@ def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:
     teller = ShadowSystemTeller(picture, to_s(from_ns), write)
     with closing(LogFollower(folder, setup.run, newest.number)) as log:
         ingress = requests_of(log, from_ns, lambda: time.time_ns() - setup.zero_unix_ns - BEHIND_NS)
-        play(built.core(), world.cluster(), ingress, until_ns=FOREVER_NS, appends=[teller.append])
+        cluster = world.cluster()
+        play(built.core(), cluster, ingress, until_ns=FOREVER_NS, appends=[teller.append, cluster.note])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -3,8 +3,9 @@
 The checkers keep their own state (requests, queues, replicas, nodes, versions) and compare every order of the core with
 it. Safety is checked at every record: a request ends once, in a version of its own application; a replica runs one
 batch, on a node that was ready for it; no core and no share of a device is given out twice; a queue is served in its
-policy's order, and a replica begins batches in the order in which they were bound to it; a request that shared a failed
-batch fails only alone, after few tries; a node is charged once; a version that has retired has neither requests nor
+policy's order, and a replica begins batches in the order in which they were bound to it; the rows of a batch are of one
+class of sizes, and of one request if they are more than a forward pass takes; a request that shared a failed batch
+fails only alone, after few tries; a node is charged once; a version that has retired has neither requests nor
 replicas. Liveness is checked at the end (`finish`): every request that arrived has ended. Where the core orders
 transfers of weights: who sends them has them, no replica starts before its own are there, nothing in use is evicted,
 and no memory is given out twice. They work on live logs as well as on simulated ones.
@@ -24,7 +25,7 @@ from msgspec import structs
 
 from sloop import actions, events
 from sloop.actions import End, StartBatch, VersionState
-from sloop.app.application import Application
+from sloop.app.application import Application, Stage
 from sloop.events import Finished
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
@@ -72,6 +73,8 @@ FIRST_KEY: Final = -(1 << 63)
 
 FETCHING: Final = "fetching"
 """The step of a start that waits for its weights."""
+
+NO_SIZES: Final[Mapping[str, tuple[int, int]]] = {}
 
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
@@ -184,7 +187,7 @@ class FailedTries:
 class CheckedRequest:
     """An open request and its position in the graph of its application version."""
 
-    __slots__ = ("deadline_ns", "is_done", "patient_ns", "request", "tries", "version", "waiting", "walk")
+    __slots__ = ("deadline_ns", "is_done", "patient_ns", "request", "sizes", "tries", "version", "waiting", "walk")
 
     def __init__(self, request: Request, version: CheckedVersion, walk: Walk | None) -> None:
         self.request = request
@@ -193,6 +196,8 @@ class CheckedRequest:
         """None in an application of one stage."""
         self.is_done = False
         """Whether it has finished all stages of its route."""
+        self.sizes: Mapping[str, tuple[int, int]] = NO_SIZES
+        """By stage, the rows and the size that earlier ones have told of what they pass on."""
         self.tries: FailedTries | None = None
         """None as long as none of its batches failed or was lost."""
         self.patient_ns = version.patient_ns(request) if version.is_waking else 0
@@ -453,8 +458,12 @@ class CheckerState:
         """By the number of each shadow, its replica."""
         self.nodes = {node.name: CheckedNode(node) for node in nodes}
         self.waiting: dict[str, WaitingKeys] = {}
+        """By lane: per stage those of visits whose rows have no size, and those of each class of sizes."""
         self.stages: dict[str, CheckedVersion] = {}
         """Per stage, the version that it belongs to."""
+        self._declared: dict[str, Stage] = {}
+        self.is_mixed = False
+        """Whether a request of several rows, or of rows of a size, has arrived."""
         self.step = 0
         """The number of events so far: an event and the actions that answer it are one step."""
 
@@ -466,7 +475,24 @@ class CheckerState:
         for stage in rules.application.stages:
             self.waiting[stage.name] = WaitingKeys()
             self.stages[stage.name] = made
+            self._declared[stage.name] = stage
         return made
+
+    def class_of(self, visit: Visit) -> int:
+        """The class of its rows' size at its stage; 0 if they have none."""
+        return self._declared[visit.stage].size_classes.class_of(visit.size)
+
+    def lane(self, visit: Visit) -> str:
+        """Visits of one lane can run in one batch: their sizes are of one class and, where rows are not padded, size
+        and shape are equal."""
+        stage, size, request = self._declared[visit.stage], visit.size, visit.request
+        if not size:
+            return visit.stage
+        lane = f"{visit.stage} up to {self.class_of(visit)}"
+        if not stage.pads:
+            lane += f", {size} {request.shape if request.size == size else ()}"
+        self.waiting.setdefault(lane, WaitingKeys())
+        return lane
 
     def end(self, version: CheckedVersion) -> None:
         """An application version has ended."""
@@ -495,12 +521,14 @@ class CheckerState:
         only = version.only
         if only is not None:
             self.requests[request.id] = entry = CheckedRequest(request, version, None)
-            deadline_ns = max(request.deadline_ns, entry.patient_ns)
-            self._queue(entry, only, Visit(request, only[0], now_ns, deadline_ns))
+            visit = Visit(request, only[0], now_ns, max(request.deadline_ns, entry.patient_ns))
+            if request.size or request.rows != 1:
+                self.is_mixed, visit.rows, visit.size = True, request.rows, request.size
+            self._queue(entry, only, visit)
             return
         walk = Walk(version.declared, request)
         self.requests[request.id] = entry = CheckedRequest(request, version, walk)
-        self._enter(now_ns, walk, entry, walk.begin())
+        self._enter(now_ns, walk, entry, walk.begin(), request.rows, request.size)
 
     def change_patience(self, entry: CheckedRequest) -> None:
         """A request has arrived in this step, at a version that has just begun or ceased to let requests wait."""
@@ -516,12 +544,16 @@ class CheckerState:
         requests, done = self.requests, []
         visits = replica.visits
         replica.batch, replica.visits = None, []
+        for (entry, visit), told in zip(visits, event.sizes, strict=False):
+            for stage, (rows, size) in zip(entry.version.declared.targets[visit.stage], told, strict=bool(told)):
+                known_rows, known_size = entry.sizes.get(stage, (0, 0))
+                entry.sizes = {**entry.sizes, stage: (max(rows, known_rows), max(size, known_size))}
         for (entry, visit), counts in event.continuing(visits):
             if entry.request.id not in requests:
                 continue
             walk = entry.walk
             if walk is not None:
-                self._enter(now_ns, walk, entry, walk.finish(visit.stage, visit.part, counts))
+                self._enter(now_ns, walk, entry, walk.finish(visit.stage, visit.part, counts), visit.rows)
                 if walk.open_visits:
                     continue
                 entry.deadline_ns = walk.deadline_ns(ended=True)
@@ -591,10 +623,17 @@ class CheckerState:
                 del replica.pipeline.members[id]
                 self.dissolve(replica.pipeline)
 
-    def _enter(self, now_ns: int, walk: Walk, entry: CheckedRequest, entered: Iterable[Place]) -> None:
-        deadline_ns = max(walk.deadline_ns(), entry.patient_ns)
+    def _enter(
+        self, now_ns: int, walk: Walk, entry: CheckedRequest, entered: Iterable[Place], rows: int, size: int = 0
+    ) -> None:
+        """It enters stages with so many rows of this size, unless others are known; a part has one row."""
+        deadline_ns, scopes = max(walk.deadline_ns(), entry.patient_ns), entry.version.declared.scopes
         for stage, part in entered:
-            self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
+            own_rows, own_size = entry.sizes.get(stage, (0, size))
+            own_rows = own_rows or (1 if scopes[stage] else rows)
+            visit = Visit(entry.request, stage, now_ns, deadline_ns, 0, part, 0, own_rows, own_size)
+            self.is_mixed = self.is_mixed or own_size > 0 or own_rows != 1
+            self._queue(entry, (stage, part), visit)
 
     def _queue(self, entry: CheckedRequest, place: Place, visit: Visit) -> None:
         order_key = entry.version.order_key
@@ -606,7 +645,12 @@ class CheckerState:
         else:
             key = order_key(visit)
         entry.waiting[place] = self.step, visit, key
-        heappush(self.waiting[place[0]].heap, (key, entry.request.id, place, self.step))
+        lane = self.lane(visit) if visit.size else place[0]
+        heappush(self.waiting[lane].heap, (key, entry.request.id, place, self.step))
+
+
+def _unchecked(record: Record) -> None:
+    """There is nothing to check."""
 
 
 class Checkers:
@@ -657,7 +701,7 @@ class Checkers:
         self._done: list[CheckedRequest] = []
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
-        """Stage and largest key of the batches started in this step."""
+        """Lane and largest key of the batches started in this step."""
         self.ended, self.ended_ns = Counter[tuple[str, Outcome]](), Counter[tuple[str, Outcome]]()
         """By key of the version and outcome, how many requests have ended, and the sum of their times from sending to
         the end; see `CheckerState.counted_at`."""
@@ -718,9 +762,7 @@ class Checkers:
         elif now_ns != self._now_ns:
             self._fail(f"an action at another instant than its event's, {self._now_ns} ns")
         self._now_ns = now_ns
-        check = self._checks.get(kind)
-        if check is not None:
-            check(record)
+        self._checks.get(kind, _unchecked)(record)
 
     def finish(self) -> None:
         """End of the run: check that every request has ended. Faults are no excuse, because they stopped before.
@@ -789,11 +831,11 @@ class Checkers:
         for entry in self._done:
             if entry.request.id in state.requests:
                 self._fail(f"request {entry.request.id} has finished every stage and is not answered")
-        for stage, largest in self._started:
-            smallest = state.waiting[stage].smallest(state.requests, state.step - 1)
+        for lane, largest in self._started:
+            smallest = state.waiting[lane].smallest(state.requests, state.step - 1)
             if smallest is not None and smallest < largest:
                 self._fail(
-                    f"a batch at {stage} overtook a visit that the order policy puts first: {smallest} < {largest}"
+                    f"a batch at {lane} overtook a visit that the order policy puts first: {smallest} < {largest}"
                 )
         self._done = []
         self._started = []
@@ -869,6 +911,8 @@ class Checkers:
         if size > (replica.size_max or size):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
         self._take(order, replica)
+        if self._state.is_mixed:
+            self._check_rows(order, replica)
         replica.batch = self._last_batch = order.batch
         replica.started_ns = self._now_ns
 
@@ -891,6 +935,24 @@ class Checkers:
                 self._check_retry(order)
         if self._is_ordered:
             self._started.append((stage, largest))
+
+    def _check_rows(self, order: StartBatch, replica: CheckedReplica) -> None:
+        """The order says how many rows its visits have, and of which sizes. They can run in one forward pass, if they
+        are not those of one request."""
+        visits, state = [visit for _, visit in replica.visits], self._state
+        rows, sizes = tuple(visit.rows for visit in visits), tuple(visit.size for visit in visits)
+        classes = {state.class_of(visit) for visit in visits}
+        if order.rows != sum(rows) or (len(classes) == 1 and {order.size} != classes):
+            self._fail(f"a batch of {rows} rows of the sizes {sizes} is one of {order.rows} rows up to {order.size}")
+        lanes = {state.lane(visit) for visit in visits}
+        if len(lanes) > 1:
+            self._fail(f"a batch of rows that cannot run together: {sorted(lanes)}")
+        most = min(replica.limit, replica.size_max or replica.limit)
+        if len(visits) > 1 and sum(rows) > most:
+            self._fail(f"a batch of {sum(rows)} rows of several requests, where up to {most} are allowed")
+        if self._is_ordered:
+            (lane,) = lanes
+            self._started[-1] = lane, self._started[-1][1]
 
     def _check_retry(self, order: StartBatch) -> None:
         """Visits of a batch that are tried again must be few enough, and all of one failed or lost batch."""

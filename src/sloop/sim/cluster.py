@@ -1,8 +1,8 @@
 """The simulated cluster: executes the core's orders and returns events, whose times and faults come from the truth.
 
 Guarantees one stream of events ordered by instant and then by creation, and that the pending work of a lost replica is
-discarded. It executes every order; `sim.checkers` verifies orders. Must not import beliefs, policies or the core. It
-stores no requests, only batch durations.
+discarded. It executes every order; `sim.checkers` verifies orders. Must not import beliefs, policies or the core. Of
+requests it stores only how many rows those have that are open, and how large these are.
 """
 
 from collections import Counter
@@ -12,20 +12,21 @@ from heapq import heappush
 from msgspec import Struct, field, structs
 
 from sloop import actions, events
-from sloop.actions import Action, StartBatch
+from sloop.actions import Action, End, StartBatch
 from sloop.events import Event, Finished
+from sloop.runlog import Record
 from sloop.sim import happenings
 from sloop.sim.devices import SimulatedDevices
 from sloop.sim.happenings import Pending
 from sloop.sim.nodes import SimulatedNodes
 from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, SimulatedPipeline
-from sloop.sim.replicas import EndsLater, LocalStart, SimulatedReplica, SimulatedShadow, Truths
+from sloop.sim.replicas import ONE_ROW, EndsLater, LocalStart, RowsOfBatch, SimulatedReplica, SimulatedShadow, Truths
 from sloop.sim.transfers import NO_WEIGHTS, SimulatedTransfers
 from sloop.sim.truth.cold_start import FETCHING, LOADING, SPAWNING, WARM_NS, AcquisitionSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, WorkerId, bounds_of
+from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, Request, RequestId, WorkerId, bounds_of
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -57,6 +58,10 @@ class Cluster:
         self._truths = truths
         self._rates = truths.faults.rates
         self._touches_batches = self._rates.touches_batches
+        self._works: dict[RequestId, tuple[int, int]] = {}
+        """Of the open requests with several rows, or rows of a size: how many rows they have, and their size."""
+        self._is_special = self._touches_batches
+        """Whether batches need more than `start_batch` does."""
         self._healed = False
         self.pending = Pending()
         self._push, self._sequences, self._heap = self.pending.add, self.pending.sequences, self.pending.heap
@@ -78,19 +83,14 @@ class Cluster:
         replica = self._replicas.get(order.replica)
         if replica is None:
             return
+        if self._is_special:
+            self._start_special(now_ns, order, replica)
+            return
         replica.size = size = len(order.requests)
         speed = replica.speed
         service_ns = round(speed.means_ns[size] * next(speed.noises[size]))
         if replica.quota is not None:
             service_ns = replica.quota.run(now_ns, service_ns)
-        if self._touches_batches:
-            self._start_with_faults(now_ns, order, replica, service_ns)
-            return
-        if replica.sharing is not None:
-            edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
-            finished = Finished(order.batch, order.replica, service_ns, edge_counts)
-            self._devices.join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
-            return
         branches = replica.branches
         if branches is None:
             finished = Finished(order.batch, order.replica, service_ns)
@@ -98,6 +98,40 @@ class Cluster:
             finished = Finished(order.batch, order.replica, service_ns, branches.taken(order))
         replica.batch_end = end = (now_ns + service_ns, next(self._sequences), finished)  # as `Pending.add` does
         heappush(self._heap, end)
+
+    def _start_special(self, now_ns: int, order: StartBatch, replica: SimulatedReplica) -> None:
+        """`start_batch` for worlds with faults in batches, with replicas that share a device, or with requests of
+        several rows, or of rows of a size."""
+        replica.work = work = self._work_of(order, replica)
+        service_ns = replica.service_ns(work)
+        if replica.quota is not None:
+            service_ns = replica.quota.run(now_ns, service_ns)
+        if self._touches_batches:
+            self._start_with_faults(now_ns, order, replica, service_ns)
+            return
+        finished = _finished(order, replica, service_ns)
+        if replica.sharing is not None:
+            self._devices.join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
+            return
+        replica.batch_end = now_ns + service_ns, self._push(now_ns + service_ns, finished), finished
+
+    def note(self, now_ns: int, record: Record) -> None:
+        """A request arrives or ends. A cluster whose requests have several rows, or rows of a size, is told of each."""
+        if type(record) is Request:
+            if record.size or record.rows != 1:
+                self._works[record.id] = record.rows, record.size
+                self._is_special = True
+        elif type(record) is End:
+            self._works.pop(record.request, None)
+
+    def _work_of(self, order: StartBatch, replica: SimulatedReplica) -> RowsOfBatch:
+        """The rows of a batch. At a stage behind others, the size of rows is not known."""
+        pads = replica.truths.pads.get(order.stage)
+        if pads is None:
+            return RowsOfBatch(order.rows)
+        works = [self._works.get(id, ONE_ROW) for id in order.requests]
+        elements = sum(rows * size for rows, size in works) if pads else 0
+        return RowsOfBatch(order.rows, max(size for _, size in works), elements)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
@@ -258,8 +292,7 @@ class Cluster:
         if faults.strikes("lost_finished", rates.lost_finished):
             self._fall_silent(now_ns + service_ns, order.batch, order.replica)
             return
-        edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
-        finished = Finished(order.batch, order.replica, service_ns, edge_counts)
+        finished = _finished(order, replica, service_ns)
         late_ns, again_ns = 0, None
         if faults.strikes("late_finished", rates.late_finished):
             late_ns = faults.within_ns("late_finished", rates.late_finished_ns)
@@ -278,6 +311,7 @@ class Cluster:
         spec, id = order.spec, order.worker
         truths = self._truths.stages[spec.stage]
         self._replicas[id] = replica = SimulatedReplica(spec, truths)
+        self._is_special = self._is_special or replica.sharing is not None
         if order.pipeline is not None:
             replica.has_files = order.transfer is None
             self._join_pipeline(id, replica, order.pipeline, order.place)
@@ -585,3 +619,20 @@ class Cluster:
         if isinstance(finished, Finished):
             finished = structs.replace(finished, service_ns=finished.service_ns + longer_ns)
         replica.batch_end = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)
+
+
+def _finished(order: StartBatch, replica: SimulatedReplica, service_ns: int) -> Finished:
+    """What the core is told when a batch is over."""
+    edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
+    work = replica.work
+    if work is None:
+        return Finished(order.batch, order.replica, service_ns, edge_counts)
+    return Finished(
+        order.batch,
+        order.replica,
+        service_ns,
+        edge_counts,
+        passes=len(replica.passes_of(work.rows)),
+        elements=work.elements,
+        padded=work.rows * work.size - work.elements if work.elements else 0,
+    )

@@ -1,5 +1,8 @@
 """A simulated replica: its speed, its start, the end of its batch."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from msgspec import Struct
 
 from sloop.events import BatchFailed, Finished
@@ -22,6 +25,8 @@ class Truths(Struct, frozen=True):
     branches: BranchSampler | None = None
     sharing: SharingTruth | None = None
     """None in a world where batches do not disturb each other."""
+    pads: Mapping[str, bool] = {}  # msgspec copies the empty dict for each instance
+    """The first stages, and whether they pad rows of unequal sizes."""
 
 
 class LocalStart(Struct, frozen=True):
@@ -32,6 +37,21 @@ class LocalStart(Struct, frozen=True):
     """When its process dies before it is ready, from here on; None if it does not."""
     saved_ns: int = 0
     """The start of the process, which a spare worker saves."""
+
+
+class RowsOfBatch(Struct, frozen=True, gc=False):
+    """The rows of a batch."""
+
+    rows: int
+    size: int = 0
+    """To which they are padded, that of the largest; 0 if all rows of the model are equally large, or if the size is
+    not known."""
+    elements: int = 0
+    """The sum of their sizes, where rows are padded; elsewhere 0."""
+
+
+ONE_ROW: Final = 1, 0
+"""The rows of an ordinary request, and their size."""
 
 
 class SimulatedShadow:
@@ -91,6 +111,7 @@ class SimulatedReplica:
         "speed",
         "start",
         "truths",
+        "work",
     )
 
     def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
@@ -107,6 +128,8 @@ class SimulatedReplica:
         self.batch_end: tuple[int, int, Finished | BatchFailed] | None = None
         """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
+        self.work: RowsOfBatch | None = None
+        """The rows of the running batch, if it may have others than one of the only size for each request."""
         self.resized_ns = 0
         """When the last ordered resize takes effect; later ones must not overtake it."""
         self.start: LocalStart | None = None
@@ -129,6 +152,21 @@ class SimulatedReplica:
         """How far it is with that."""
         self.has_files = False
         """Whether the files of all layers are on its node from the start."""
+
+    def passes_of(self, rows: int) -> list[int]:
+        """The rows of the forward passes in which a batch of so many runs, one after the other."""
+        most = len(self.speed.means_ns) - 1
+        whole, rest = divmod(rows, most)
+        return [most] * whole + [rest] * (rest > 0)
+
+    def service_ns(self, work: RowsOfBatch) -> int:
+        """How long a batch of these rows takes while the replica is busy."""
+        speed, passes, factor = self.speed, self.passes_of(work.rows), self.truths.service.size_factor
+        key, size, slot = (self.spec.stage, self.spec.variant), work.size, self.slot
+        self.size = passes[0]
+        return round(
+            sum(speed.means_ns[rows] * next(speed.noises[rows]) * factor(*key, slot, size, rows) for rows in passes)
+        )
 
     def update_speed(self) -> None:
         """Its slot has changed, or it serves with its shadow, or not any more."""

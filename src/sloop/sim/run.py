@@ -39,6 +39,8 @@ def simulate(
     appends: list[Append] = [sink.append for sink in sinks]
     watching = _watch(checkers, appends, check_first)
     cluster = world.cluster()
+    if world.is_mixed:
+        appends.append(cluster.note)
     totals = play(
         core or setup.core(),
         cluster,

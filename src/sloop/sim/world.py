@@ -213,6 +213,11 @@ class World:
             found |= {key: found[key] * each.change.profile_error for key in profiles_of(each.application)}
         return found | dict(self.errors)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether requests bring several rows, or rows of a size."""
+        return any(clients.trace.works is not None for clients in self.clients.values())
+
     def setup(self) -> Setup:
         """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does, and ValueError if
         there are `policies` and `changes`."""
@@ -291,6 +296,7 @@ class World:
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),
             sharing=None if durations_ns else SharingTruth(profiles, truth.interference, node_cores),
+            pads={stage.name: stage.pads for stage in application.stages if not stage.after},
         )
         return {stage.name: truths for stage in application.stages}
 

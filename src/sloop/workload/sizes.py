@@ -151,6 +151,14 @@ def read_numbers(value: Value, limits: Range) -> NumbersOption:
     return made
 
 
+def numbers_from(value: Value, limits: Range, folder: Path) -> Numbers:
+    """The distribution that a user declares without a trace. InputError for a mistake in it or in its file."""
+    declared = read_numbers(value, limits)
+    if isinstance(declared, NumberColumn) and declared.file is None:
+        value.fail(f"of which file is {declared.column!r} a column?", "name its `file`")
+    return numbers_of(declared, limits, folder)
+
+
 def drawn(trace: Trace, *, seed: int, rows: Numbers | None, sizes: Numbers | None) -> Trace:
     """The trace, whose requests bring drawn rows and sizes; None for those that they brought before."""
     names = [name for name, numbers in (("rows", rows), ("sizes", sizes)) if numbers is not None]

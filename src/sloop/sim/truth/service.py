@@ -15,6 +15,10 @@ The durations of a variant come from the first of these sources that exists:
    and is normal with a coefficient of variation of about 3 %; exponential and deterministic noise exist for comparison
    with queueing theory.
 
+If the profile knows sizes, the mean of a pass of rows of another size than the typical one is longer or shorter, as its
+latencies say (`Profile.latency_at`). All rows of a pass are as large as the largest, to which they are padded. More
+rows than a pass takes run in several, one after the other.
+
 In 2 and 3 `error` is the ratio of true to profiled durations of the variant on its kind of hardware. Interference
 between replicas on one node would also multiply these durations here.
 
@@ -60,6 +64,8 @@ CV: Final = 0.03
 
 Value = TypeVar("Value")
 
+SIZE_FACTORS_MAX: Final = 100_000
+"""How many factors for sizes are kept: a trace of sounds may have as many sizes as requests."""
 NS_PER_US: Final = 1_000
 NOISE_MIN: Final = 0.05
 """No draw is shorter than this share of its mean, however large the coefficient of variation."""
@@ -105,6 +111,7 @@ class ServiceSampler:
         self._quota_ms = quota_ms
         self._speeds: dict[tuple[str, str, Slot], Speed] = {}
         self._pair_speeds: dict[tuple[str, str, Slot, Worker], Speed] = {}
+        self._size_factors: dict[tuple[str, str, Slot, int, int], float] = {}
         self._lines: dict[tuple[str, str, Slot, tuple[int, ...]], list[list[float]]] = {}
 
     def line_ns(
@@ -156,6 +163,22 @@ class ServiceSampler:
                     known.noises[size] = cycle([duration_ns / mean_ns for duration_ns in durations_ns])
             self._speeds[stage, variant, slot] = known
         return known
+
+    def size_factor(self, stage: str, variant: str, slot: Slot, size: int, rows: int) -> float:
+        """How many times as long a pass of so many rows of this size takes as one of typical rows; 1 for size 0, and if
+        the profile knows no sizes."""
+        profile = self._profiles[stage, variant, slot.hardware]
+        if not (size and profile.knows_sizes):
+            return 1.0
+        key = stage, variant, slot, size, rows
+        factor = self._size_factors.get(key)
+        if factor is None:
+            cores = profile.cores_on(slot)
+            factor = profile.latency_at(size, rows, cores) / profile.latency_ms.latency_ms(rows, cores)
+            if len(self._size_factors) >= SIZE_FACTORS_MAX:
+                self._size_factors.clear()
+            self._size_factors[key] = factor
+        return factor
 
     def quota(self, stage: str, variant: str, slot: Slot) -> "ReplicaQuota | None":
         """The CPU quota of a replica that gets `slot`; None if its durations do not depend on when it has run before:

@@ -1,0 +1,141 @@
+"""Requests of several rows, and of rows of several sizes: what a batch of them takes, and what checkers say of it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sloop.actions import Action, End, StartBatch
+from sloop.events import Finished
+from sloop.sim import Violation, World, simulate
+from sloop.units import ms, s
+from sloop.workload import Work, trace_of
+from tests.sim.scene import WORK_CONSERVING, Broken, Tamper, once, records_of, with_clients, world
+
+FIXED = {"service": {"ratio": 1.0, "shape": "deterministic"}}
+"""A pass of n rows takes 10 + 2n ms, no more and no less."""
+
+
+def served(works: Sequence[Work], *, at_ms: Sequence[float] = (), **options: Any) -> World:
+    """One replica, and requests that bring these at 1 s, or at these times. `options` are those of `world`."""
+    times_ns = [ms(each) for each in at_ms] or [s(1)] * len(works)
+    trace = trace_of(times_ns, name="some", provenance="assumed: a test", works=works.__iter__)
+    system = WORK_CONSERVING | {"replicas": 1, "cores": 1.0}
+    return with_clients(world(system=system, truth=FIXED, slo_ms=10_000, **options), trace=trace)
+
+
+def batches(made: World) -> list[tuple[float, float, int, int]]:
+    """Of each batch: its start and end in ms after 1 s, its rows and its passes."""
+    begun, found = dict[int, tuple[int, StartBatch]](), []
+    for now_ns, record in records_of(made):
+        if isinstance(record, StartBatch):
+            begun[record.batch] = now_ns, record
+        elif isinstance(record, Finished):
+            from_ns, order = begun[record.batch]
+            found.append(((from_ns - s(1)) / 1e6, (now_ns - s(1)) / 1e6, order.rows, record.passes))
+    return found
+
+
+def test_rows_of_a_request_run_together_and_count_for_the_batch() -> None:
+    """The first runs alone. Then 2 + 3 rows are one batch, since 4 more would be more than the 8 of a pass."""
+    made = served([Work(1), Work(2), Work(3), Work(4)], at_ms=[1_000, 1_001, 1_002, 1_003])
+    assert batches(made) == [(0, 12, 1, 1), (12, 32, 5, 1), (32, 50, 4, 1)]
+
+
+def test_a_request_of_more_rows_than_a_pass_takes_several() -> None:
+    """20 rows: two passes of 8, which take 26 ms each, and one of 4, which takes 18."""
+    assert batches(served([Work(20)])) == [(0, 70, 20, 3)]
+    assert batches(served([Work(16), Work(1)])) == [(0, 52, 16, 2), (52, 64, 1, 1)]
+
+
+def test_rows_of_other_sizes_run_in_other_batches() -> None:
+    found = batches(served([Work(1, 16), Work(1, 512), Work(1, 16), Work(1, 512)]))
+    assert sorted(rows for _, _, rows, _ in found) == [2, 2]
+
+
+SIZED = {
+    "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+    "max_batch": 8,
+    "max_cores": 16,
+    "sizes": [
+        {"size": 16, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0}},
+        {"size": 512, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 64.0, "gamma": 10.0}},
+    ],
+}
+"""A pass of n rows of size 16 takes 10 + 2n ms; of 512, 10 + 64n ms; in between, linearly."""
+
+
+def test_a_pass_takes_as_long_as_its_rows_are_large() -> None:
+    works = [Work(1, 16), Work(2, 512), Work(3, 264)]
+    found = batches(served(works, at_ms=[1_000, 1_001, 1_002], stage={"profile": SIZED}))
+    assert found == [(0, 12, 1, 1), (12, 150, 2, 1), (150, 259, 3, 1)]
+
+
+def test_rows_are_padded_to_the_largest_of_their_pass() -> None:
+    """Declared to be padded, up to 512 together: 16 and 264 run as two of 264, which take 10 + 2 × 33 ms."""
+    stage = {"profile": SIZED, "sizes": [512], "pad": {"ids": 0}}
+    works = [Work(1, 512), Work(1, 16), Work(1, 264)]
+    made = served(works, at_ms=[1_000, 1_001, 1_002], stage=stage)
+    assert batches(made) == [(0, 74, 1, 1), (74, 150, 2, 1)]
+    finished = [record for _, record in records_of(made) if isinstance(record, Finished)]
+    assert [(each.elements, each.padded) for each in finished] == [(512, 0), (280, 248)]
+
+
+@pytest.mark.parametrize("system", ["static", "early-drop", "elastic", "headstart", "mixed", "hpa", "harbor"])
+@pytest.mark.parametrize(
+    "brings",
+    [{"rows": [1, 2, 5, 20]}, {"sizes": {"kind": "uniform", "least": 8, "most": 64}}, {"rows": 3, "sizes": [8, 9]}],
+)
+def test_under_every_system_no_rows_run_together_that_cannot(system: str, brings: dict[str, Any]) -> None:
+    made = world(trace={"kind": "poisson", "rate": 60, **brings}, system={"name": system}, duration_s=5)
+    records = records_of(made, check_first=None)
+    ends = Counter(record.request for _, record in records if isinstance(record, End))
+    assert set(ends.values()) == {1}
+    for order in (record for _, record in records if isinstance(record, StartBatch)):
+        assert order.rows <= 8 or len(order.requests) == 1
+
+
+def test_the_same_seed_gives_the_same_log() -> None:
+    made = world(trace={"kind": "poisson", "rate": 60, "rows": [1, 3], "sizes": [8, 9]})
+    assert records_of(made) == records_of(made)
+
+
+def crowd() -> World:
+    """Two classes of sizes, two rows each, more than two replicas can serve."""
+    trace = {"kind": "poisson", "rate": 400, "rows": 2, "sizes": [16, 512]}
+    return world(trace=trace, system=WORK_CONSERVING | {"replicas": 2, "batch_max": 4})
+
+
+def joined(*, are_equal: bool) -> Tamper:
+    """A batch of two requests is kept back, and runs with the next one on the other replica whose rows are equally
+    large, or are not."""
+    kept: list[StartBatch] = []
+
+    def tamper(action: Action) -> Sequence[Action]:
+        if not isinstance(action, StartBatch) or len(action.requests) < 2:
+            return [action]
+        kept.append(action)
+        if len(kept) == 1:
+            return []
+        if (action.size == kept[0].size) is not are_equal:
+            return [action]
+        return [replace(action, requests=kept[0].requests + action.requests, together=kept[0].rows + action.rows)]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("tamper", "complaint"),
+    [
+        (once(StartBatch, lambda order: [replace(order, together=0)]), r"a batch of \(2, 2\) rows .* is one of 2 rows"),
+        (once(StartBatch, lambda order: [replace(order, size=8)]), r"a batch of \(2, 2\) rows .* up to 8"),
+        (joined(are_equal=False), "a batch of rows that cannot run together: .*only up to 16.*only up to 512"),
+        (joined(are_equal=True), "a batch of 8 rows of several requests, where up to 4 are allowed"),
+    ],
+)
+def test_a_batch_of_other_rows_than_it_may_have_is_caught(tamper: Tamper, complaint: str) -> None:
+    made = crowd()
+    with pytest.raises(Violation, match=complaint):
+        simulate(made, core=Broken(made.setup().core(), tamper))
