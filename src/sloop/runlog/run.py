@@ -188,13 +188,7 @@ class RunState:
             else:
                 replica.group.durations_ns[replica.rows].append(now_ns - replica.running_ns)
             if self._keeps_service:
-                group, visits = replica.group, len(batch.requests)
-                group.service_ns.append(record.service_ns)
-                group.passes += record.passes
-                group.elements += record.elements
-                group.padded += record.padded
-                group.visits += visits
-                group.visits_ns += visits * (now_ns - replica.running_ns)
+                _keep_service(replica, batch, record, now_ns)
             if self._unanswered:
                 self.workers.first_answer(now_ns, replica)
             if self._only is None:
@@ -411,3 +405,14 @@ def combined_accuracy(accuracies: Sequence[float]) -> float:
     """The accuracy of stages in sequence: the product, on the scale of the inputs (in per cent if they exceed 1)."""
     scale = 100.0 if max(accuracies) > 1.0 else 1.0
     return scale * math.prod(accuracy / scale for accuracy in accuracies)
+
+
+def _keep_service(replica: ReplicaRecord, batch: StartBatch, finished: Finished, now_ns: int) -> None:
+    """Add what the replica measured of a batch to the figures of its group."""
+    group, visits = replica.group, len(batch.requests)
+    group.service_ns.append(finished.service_ns)
+    group.passes += finished.passes
+    group.elements += finished.elements
+    group.padded += finished.padded
+    group.visits += visits
+    group.visits_ns += visits * (now_ns - replica.running_ns)
