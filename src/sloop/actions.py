@@ -205,7 +205,8 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `pipeline`: a part of one is lost.
     `provision`: where missing replicas start, and from where their weights come. `node`: a node is acquired,
     released or lost. `rest`: an application without traffic gives up its replicas. `waking`: from now on its requests
-    may wait for a start whatever their deadlines, until `awake`. `planner`: no plan could be made."""
+    may wait for a start whatever their deadlines, until `awake`. `planner`: no plan could be made. `system`:
+    another system decides from now on, as was ordered; `unchanged`: one that was ordered cannot decide here."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None

@@ -223,6 +223,18 @@ class Removed(Struct, frozen=True, gc=False, tag="removed", omit_defaults=True):
     """Empty for all versions."""
 
 
+class SystemChanged(Struct, frozen=True, tag="system_changed"):
+    """Somebody orders that another system decides for an application version from now on. Its replicas, its open
+    requests and what was measured of it stay.
+
+    `definition` is that of the version under this system (see `Deployed`). It differs in nothing else.
+    """
+
+    application: str
+    version: str
+    definition: dict[str, Any]
+
+
 class Cancelled(Struct, frozen=True, gc=False, tag="cancelled"):
     """The client of a request disconnected."""
 
@@ -258,6 +270,7 @@ Event = (
     | Deployed
     | Promoted
     | Removed
+    | SystemChanged
     | Cancelled
     | Draining
     | Woke

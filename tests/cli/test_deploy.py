@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sloop.app.load import load_application
 from sloop.cli import deploy as deploy_module
 from sloop.cli import main
-from sloop.serve.control.orders import Deploy, Done, Order
+from sloop.serve.control.orders import ChangeSystem, Deploy, Done, Order
 from tests.cli.conftest import SERVED
 
 
@@ -117,10 +117,36 @@ def test_what_serve_takes_can_be_deployed(
     assert load_application(of_triton).name == "digits"
 
 
+def test_a_system_is_named_alone_or_with_parameters_and_a_file_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[Order] = []
+
+    def sent(server: Path, order: Order, tell: object) -> Done:
+        orders.append(order)
+        return Done(())
+
+    monkeypatch.setattr(deploy_module, "send", sent)
+    monkeypatch.setattr(deploy_module, "find_server", lambda server: server)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    for text in ("hpa", "{name: hpa, target: 0.6, order: edf}", "./mine.py"):
+        assert CliRunner().invoke(main, ["deploy", "--application", "demo", "--system", text]).exit_code == 0
+    assert orders == [
+        ChangeSystem("demo", "hpa"),
+        ChangeSystem("demo", "hpa", {"target": 0.6, "order": "edf"}),
+        ChangeSystem("demo", str(tmp_path / "mine.py")),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 2, "exactly one of APP, --promote, --remove and --list"),
+        ([], 2, "exactly one of APP, --promote, --remove, --system and --list"),
+        (["--remove", "a", "--system", "hpa"], 2, "exactly one of APP"),
+        (["--list", "--application", "a"], 2, "--application applies only to --system"),
+        (["--system", "hpa", "--version", "2"], 2, "--version does not apply to --system"),
+        (["--system", "{target: 0.5}"], 1, "name"),
         (["app.yaml", "--list"], 2, "exactly one of APP"),
         (["app.yaml", "--canary", "120%"], 2, "not a share above 0 % and below 100 %"),
         (["app.yaml", "--canary", "some"], 2, "write 10% or 0.1"),

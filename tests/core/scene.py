@@ -11,6 +11,7 @@ from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
 from sloop.core.nodes import UNUSED_NS
 from sloop.core.protocols import Policies, Scale
+from sloop.core.stage import StageState
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, WorkerReady
 from sloop.policies.admit import Bounded
@@ -75,6 +76,10 @@ class Belief:
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         self.observed.append((batch, slot.cores, taken_ns))
+
+    def measured_as(self, other: object) -> None:
+        assert isinstance(other, Belief)
+        self.memory_bytes = other.memory_bytes
 
     def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> None:
         """Without layers."""
@@ -316,14 +321,19 @@ class Deployment(Acting):
         if definition.get("broken"):
             raise ValueError("a broken definition")
         application = replace(graph(**{f"{key}/only": {}}), slo_ms=definition.get("slo_ms", 1000))
-        if key not in self.scripts:
-            self.scripts[key] = replace(self._script, target=self.plan(key, definition.get("cores", 1.0)), seen=[])
+        if key not in self.scripts or "policies" in definition:
+            usual = {"target": self.plan(key, definition.get("cores", 1.0)), "seen": []}
+            self.scripts[key] = replace(self._script, **usual | definition.get("script", {}))
+        beliefs = beliefs_of(application)
+        for belief in beliefs.values():
+            belief.memory_bytes = definition.get("memory_bytes", belief.memory_bytes)
         return ApplicationParts(
             graph=application.graph,
-            beliefs=beliefs_of(application),
-            policies=policies_of(self.scripts[key], **self._policies),
+            beliefs=beliefs,
+            policies=policies_of(self.scripts[key], **self._policies | definition.get("policies", {})),
             name=name,
             version=version,
+            system=definition.get("system", "the first"),
             weight=self._weights.get(name, 1.0),
             rest_after_ns=s(self._rest_after_s),
             wake_ns=s(self._wake_s),
@@ -350,6 +360,9 @@ class Deployment(Acting):
         for key, each in cores.items():
             script = self.scripts.setdefault(key, replace(self._script, seen=[]))
             script.target = self.plan(key, each)
+
+    def application_stages(self, key: str) -> tuple[StageState, ...]:
+        return self.core.state.applications[key].all_stages
 
     def planned_cores(self, key: str) -> float:
         """The cores of the plan in force."""

@@ -37,7 +37,7 @@ from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import BatchDevice, ClusterView, PlanInput, QueueView
-from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
+from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, SystemChanged, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.provision import CheapestStart
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
@@ -142,6 +142,7 @@ class Doing(StrEnum):
     DEPLOY = "deploy"
     PROMOTE = "promote"
     REMOVE = "remove"
+    SYSTEM = "system"
 
 
 class Operation(Struct, frozen=True, omit_defaults=True):
@@ -321,6 +322,9 @@ def schedule_of(seed: int) -> Schedule:
     random = stream(seed, "refusals")  # by itself, so that many resizes are refused; there are few in a schedule
     for _ in range(random.choice((0, 0, 3))):
         add(FaultKind.REFUSED_RESIZES, some_time(), len(scene.nodes), s(6.0))
+    random = stream(seed, "systems")
+    for _ in range(random.choice((0, 0, 1, 2, 4))):
+        add(Doing.SYSTEM, some_time(), applications)
     made.sort(key=lambda each: each.at_ns)
     heals_ns = max(duration_ns, *(each.at_ns + each.span_ns for each in made)) + ms(1)
     return Schedule(scene, tuple(made), tuple(range(len(made))), heals_ns)
@@ -561,10 +565,26 @@ class Setting:
         made = replace(applications[at], name=_deployed_name(op, applications)).qualified(version)
         return made, self._policies(made, at)
 
-    def _policies(self, application: Application, at: int) -> Policies:
+    def under_another(self, application: Application, at: int, detail: int) -> Policies:
+        """Fresh policies of another system for a version of the application at this place. Provision, admission and
+        whether batches wait are those of the scene: replicas depend on the first, the audit on the others."""
+        random, scene = Random(detail), self.schedule.scene
+        made = self._policies(application, at, scene.seed * 8 + detail)
+        waiting = ("slack", "deadline")
+        batches = [name for name in CHOICES["batch"] if (name in waiting) == (scene.policies["batch"] in waiting)]
+        chosen = {
+            verb: POLICIES[verb][random.choice(names)]()
+            for verb, names in (CHOICES | {"batch": batches}).items()
+            if verb not in ("admit", *(("batch",) if scene.waits else ()))
+        }
+        assert isinstance(made.scale, ScriptedPlans)
+        scale = replace(made.scale, period_ns=random.choice((ms(300), s(1))), is_quick=random.random() < 0.6)
+        return replace(made, scale=scale, **chosen)
+
+    def _policies(self, application: Application, at: int, detail: int | None = None) -> Policies:
         """Fresh policies for a version of the application at this place. `made_at` is the first one's."""
         scene = self.schedule.scene
-        first = _random_plan(scene, application, scene.seed * 8 + at)
+        first = _random_plan(scene, application, scene.seed * 8 + at if detail is None else detail)
         steps = [(0, first)]
         for op, target in self.plans:
             if target == at:
@@ -592,8 +612,15 @@ class Setting:
         return Core(parts, self.schedule.scene.nodes, self._build, first_worker=first_worker)
 
     def _build(self, name: str, version: str, definition: Mapping[str, Any]) -> ApplicationParts:
-        application, policies, _ = self.later[definition["operation"]]
-        return parts_of(application, policies)
+        return parts_of(*self._made(definition))
+
+    def _made(self, definition: Mapping[str, Any]) -> tuple[Application, Policies]:
+        """What a definition stands for: a version as it is deployed, or as it is under another system."""
+        if "system" not in definition:
+            application, policies, _ = self.later[definition["operation"]]
+            return application, policies
+        application = next(each for each in self.versions if each.key == definition["key"])
+        return application, self.under_another(application, definition["at"], definition["system"])
 
     @property
     def versions(self) -> list[Application]:
@@ -606,6 +633,7 @@ class Setting:
             [rules(*each) for each in self.first],
             self.schedule.scene.nodes,
             later=[rules(application, policies) for application, policies, _ in self.later.values()],
+            rules_under=lambda event: rules(*self._made(event.definition)),
         )
 
     def cluster(self, opened: OpenRequests) -> RemoteCluster:
@@ -799,6 +827,11 @@ class Course:
                 version = str(number + 2)
                 name = self._setting.later[version][0].name
                 yield op.at_ns, Deployed(name, version, {"operation": version}, canary if op.detail % 2 else None)
+            elif op.kind is Doing.SYSTEM:
+                for application in self._setting.versions:
+                    if application.name == names[at]:
+                        definition = {"key": application.key, "at": at, "system": op.detail}
+                        yield op.at_ns, SystemChanged(application.name, application.version, definition)
             elif op.kind in (Doing.PROMOTE, Doing.REMOVE):
                 versions = [each.version for each in self._setting.versions if each.name == names[at]]
                 version = versions[op.detail % len(versions)]

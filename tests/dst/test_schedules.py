@@ -346,6 +346,20 @@ def compare_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "count", lambda *given: None)
 
 
+def sort_nothing_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Queue, "reorder", lambda *given: None)
+
+
+def lose_the_queue_of_another_system(patch: pytest.MonkeyPatch) -> None:
+    real = Queue.reorder
+
+    def reorder(self: Queue, now_ns: int, order: Any) -> None:
+        self.remove(range(len(self.visits)))
+        real(self, now_ns, order)
+
+    patch.setattr(Queue, "reorder", reorder)
+
+
 BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     answer_twice: "is answered twice",
     forget_requests: "where there are",
@@ -366,6 +380,8 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     show_an_old_replica: "policies see",
     show_an_old_node: "policies see",
     compare_for_ever: "compared",
+    sort_nothing_anew: "overtook a visit",
+    lose_the_queue_of_another_system: "wait|where there are|never ended",
     adopt_nothing: "neither adopted nor stopped",
     adopt_without_room: "reservations of",
     adopt_as_ready: "not kept, or is another one",

@@ -44,6 +44,7 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
+    SystemChanged,
     TransferFailed,
     Transferred,
     WorkerCompleted,
@@ -175,6 +176,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         canary=st.none() | st.builds(Canary, share=st.floats(0.125, 0.5), promote_after_s=st.floats(0, 9)),
     ),
     st.builds(Promoted, application=WORDS, version=WORDS),
+    st.builds(SystemChanged, application=WORDS, version=WORDS, definition=st.just({"system": {"name": "hpa"}})),
     st.builds(Removed, application=WORDS, version=WORDS),
     st.builds(Cancelled, request=REQUEST),
     st.just(Draining()),
@@ -264,7 +266,7 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 23
+    assert len(runlog.EVENTS) == 24
     assert len(runlog.ACTIONS) == 15
 
 

@@ -25,11 +25,12 @@ from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve.control import deployer as module
 from sloop.serve.control import orders
-from sloop.serve.control.check_process import check_version
+from sloop.serve.control.check_process import check_system, check_version
 from sloop.serve.control.checks import check_weights
 from sloop.serve.control.deployer import ENDED_KEPT, Deployer
 from sloop.serve.control.memory import VersionMemory
 from sloop.serve.control.orders import (
+    ChangeSystem,
     Comparison,
     Deploy,
     Done,
@@ -662,3 +663,96 @@ def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path, tm
     assert fetched["only", "small"].weights == tuple(weights_of(setup.application).values()), "as the core calls them"
     (placed,) = set_up(load_application(declared | {"system": "hpa"})).applications
     check_weights(placed, models)
+
+
+# Another system
+
+
+@pytest.fixture
+def _checked_systems_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `_checked_here`, for systems."""
+    monkeypatch.setattr(module, "checked_system", lambda order: asyncio.to_thread(check_system, order))
+
+
+def systems(running: Running) -> dict[str, str]:
+    """By version, the system that decides for it."""
+    return {each.version: each.system for each in order(running, ListVersions()).versions}
+
+
+def test_another_system_decides_under_load_with_the_same_replicas(
+    thread: LoopThread, tmp_path: Path, check_process: None
+) -> None:
+    model = python_model(tmp_path / "m.py", sleeps=0.002)
+    with serving(thread, tmp_path / "state", named("demo", model)) as running:
+        backend, journal = running.server.backend, running.server.journal
+        assert isinstance(backend, LiveNode)
+        assert journal is not None
+
+        async def pids() -> dict[int, int | None]:
+            return {int(worker): backend.pid(worker) for worker in backend.workers}
+
+        assert systems(running) == {"1": "static (replicas 1, cores 0.5)"}
+        before = thread.call(pids())
+        with asking(running, "demo", threads=4) as statuses:
+            told: list[str] = []
+            done = order(running, ChangeSystem("demo", "static", {"cores": 1, "order": "fifo"}), told.append)
+            assert [(each.version, each.system) for each in done.versions] == [("1", "static (cores 1, order fifo)")]
+            assert told[0] == "checking static (cores 1, order fifo) for 'demo'"
+            assert told[-1].endswith("decides for 'demo'; its replicas and open requests stay")
+            order(running, ChangeSystem("", "elastic", {"order": "fifo"}))  # the only application
+            assert thread.call(pids()).items() >= before.items(), "cores are resized in place"
+            order(running, ChangeSystem("demo", "mixed"))  # its plans are made beside the event loop
+            time.sleep(1.5)
+            assert running.server.planner.pid is not None
+            order(running, ChangeSystem("demo", "hpa", {"target": 0.6}))
+            time.sleep(1.0)
+        assert statuses.keys() == {200}
+        assert statuses[200] > 100
+        assert systems(running) == {"1": "hpa (target 0.6)"}
+        assert journal._definitions()["demo"]["system"]["parameters"] == {"target": 0.6}, "the next segment has it"
+        state = json.loads(running.ask("GET", "/v2/sloop/state")[1])
+        assert [each["system"] for each in state["applications"]] == ["hpa (target 0.6)"]
+        decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=200")[1])
+        assert [each["kind"] for each in decisions["decisions"]].count("system") == 4
+
+
+@pytest.mark.usefixtures("_checked_systems_here")
+def test_all_versions_get_it_those_to_come_too_and_a_server_that_starts_again(
+    thread: LoopThread, tmp_path: Path
+) -> None:
+    models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2, 3)]
+    with serving(thread, tmp_path / "state", named("demo", models[0])) as running:
+        order(running, Deploy(file_of(tmp_path, named("demo", models[1])), canary=Canary(0.5)))
+        order(running, ChangeSystem("demo", "hpa", {"target": 0.6}))
+        assert systems(running) == {"1": "hpa (target 0.6)", "2": "hpa (target 0.6)"}
+        told: list[str] = []
+        order(running, Deploy(file_of(tmp_path, named("demo", models[2]))), told.append)
+        assert systems(running)["3"] == "hpa (target 0.6)"
+        assert any("static" in line and "hpa" in line for line in told), "its file names another one"
+    declared = load_deployment(named("demo", models[0]))
+    memory = VersionMemory(tmp_path / "state", declared)
+    memory.read()
+    (application,) = memory.restored.deployment.applications
+    assert (application.version, application.system.text) == ("3", "hpa (target 0.6)")
+
+
+@pytest.mark.usefixtures("_checked_systems_here")
+@pytest.mark.parametrize(
+    ("system", "what"),
+    [
+        (ChangeSystem("demo", "hpaa"), "unknown system 'hpaa'"),
+        (ChangeSystem("demo", "hpa", {"targett": 0.5}), "targett"),
+        (ChangeSystem("demo", "static", {"cores": 4_000}), "4,?000 cores"),
+        (ChangeSystem("demo", "headstart"), "cannot take over from 'static'"),
+        (ChangeSystem("other", "hpa"), "no application 'other'"),
+    ],
+    ids=lambda each: each.system if isinstance(each, ChangeSystem) else "",
+)
+def test_a_system_that_cannot_decide_here_is_refused_and_the_old_one_goes_on(
+    thread: LoopThread, tmp_path: Path, mlp: Path, system: ChangeSystem, what: str
+) -> None:
+    with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
+        with pytest.raises(InputError, match=what):
+            order(running, system)
+        assert systems(running) == {"1": "static (replicas 1, cores 0.5)"}
+        assert factor_of(running, "demo")[0] == "1"

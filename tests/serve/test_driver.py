@@ -171,6 +171,9 @@ class Plans:
     def traffic_changed(self, key: str) -> None:
         self.notes.append(("traffic", key))
 
+    def change_system(self, key: str) -> None:
+        self.notes.append(("system", key))
+
     def discard(self, key: str) -> None:
         self.notes.append(("discard", key))
 

@@ -278,3 +278,49 @@ def test_a_deployed_model_that_is_gone_does_not_keep_the_server_from_its_start(
         assert server.answer("demo") == ("1", 1.0)
         server.close()
     assert len(list(folder.glob("versions-*.unread"))) == 1
+
+
+# Systems that were ordered
+
+
+def test_a_system_that_was_ordered_is_that_of_the_next_server_unless_the_command_line_says_otherwise(
+    tmp_path: Path, models: list[Path]
+) -> None:
+    deployment = load_deployment([named("demo", models[0]), named("other", models[1])])
+    ordered = SystemChoice("hpa", {"target": 0.6}, path="--system")
+    versions = {
+        "demo": [KeptVersion("1", SERVING, ordered=ordered), KeptVersion("2", CANARY, Canary(0.1), ordered=ordered)],
+        "other": [KeptVersion("1", SERVING)],
+    }
+    versions["demo"][1] = structs.replace(kept(deployment.by_name["demo"], "2", CANARY), ordered=ordered)
+
+    def begun(first: SystemChoice | None, then: SystemChoice | None) -> dict[str, str]:
+        """The systems of a server with --system `then`, after one with `first`."""
+
+        async def main() -> None:
+            memory = VersionMemory(tmp_path, deployment, first)
+            memory.write(versions)
+            await memory.written()
+
+        asyncio.run(main())
+        memory = VersionMemory(tmp_path, deployment, then)
+        memory.read()
+        setup = set_up(memory.restored.under(then))
+        return {each.application.name: each.application.system.text for each in setup.applications}
+
+    static, hpa = "static (replicas 1, cores 0.5)", "hpa (target 0.6)"
+    assert begun(None, None) == {"demo": hpa, "other": static}
+    choice = SystemChoice("kpa")
+    assert begun(choice, choice) == {"demo": hpa, "other": "kpa"}, "the same command line"
+    assert begun(None, choice) == {"demo": "kpa", "other": "kpa"}, "what it names now was named after the order"
+    assert begun(choice, None) == {"demo": static, "other": static}
+
+
+def test_the_other_versions_start_under_the_system_that_was_ordered(tmp_path: Path, models: list[Path]) -> None:
+    deployment = load_deployment(named("demo", models[0]))
+    ordered = SystemChoice("hpa", {"target": 0.6}, path="--system")
+    described = msgspec.to_builtins(replace(deployment, applications=()), str_keys=True)
+    (later,) = [kept(deployment.applications[0], "2", CANARY)]
+    check = CheckOrder("demo.yaml", "", {}, described, str(tmp_path), later.definition, {"demo": ordered})
+    application, _, _ = check_version(check).served()
+    assert application.system.text == "hpa (target 0.6)"

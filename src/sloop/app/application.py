@@ -173,6 +173,12 @@ class SystemChoice:
         """Its name, or the name of its file without folder and ending."""
         return self.name.rpartition("/")[2].removesuffix(".py")
 
+    @property
+    def text(self) -> str:
+        """Its label with the parameters: `sponge (margin 0.9)`."""
+        pairs = ", ".join(f"{key} {value}" for key, value in self.parameters.items())
+        return f"{self.label} ({pairs})" if pairs else self.label
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -397,9 +403,11 @@ class Deployment:
 
     def under(self, choice: SystemChoice) -> "Deployment":
         """This deployment under another system; applications of a deployment that declare it themselves keep their own
-        parameters."""
+        parameters. Under its own system, those stay under theirs that were given another one while they served."""
         applications = [
-            replace(
+            each
+            if choice == self.system and each.system.name != choice.name
+            else replace(
                 each, system=choice.of(each.system if each.system.name == choice.name and each.system.own else None)
             )
             for each in self.applications

@@ -479,7 +479,7 @@ def _systems(fields: Mapping[str, Value], folder: FilePath) -> tuple[SystemChoic
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
         return (DEFAULT_SYSTEM,)
-    choices = tuple(_system(each, folder) for each in declared.one_or_more())
+    choices = tuple(read_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")
     return choices
@@ -489,13 +489,13 @@ def _shadows(fields: Mapping[str, Value], folder: FilePath) -> tuple[SystemChoic
     """The systems under `shadow`, which a server shows beside the one that serves."""
     if "shadow" not in fields:
         return ()
-    choices = tuple(_system(value, folder) for value in fields["shadow"].one_or_more())
+    choices = tuple(read_system(value, folder) for value in fields["shadow"].one_or_more())
     if len(choices) > SHADOWS_MAX:
         fields["shadow"].wrong(f"at most {SHADOWS_MAX} systems")
     return choices
 
 
-def _system(value: Value, folder: FilePath) -> SystemChoice:
+def read_system(value: Value, folder: FilePath) -> SystemChoice:
     """A system as `static` or `{name: static, cores: 2}`; the path of a Python file may replace the name."""
     if not isinstance(value.content, Mapping):
         return SystemChoice(_system_name(value, folder), {}, value.path, value.file, value.lines)
@@ -687,10 +687,12 @@ def _changes(value: Value, folder: FilePath, deployment: Deployment, duration_s:
             if change.canary is not None:
                 canaries.add((name, versions[name]))
             continue
-        name = change.promote or change.remove
-        place = fields["promote" if change.promote else "remove"]
+        name = change.promote or change.remove or change.application
+        place = fields.get("promote") or fields.get("remove") or fields.get("application") or each
         if name not in serving:
             place.fail(f"no application {name!r} is deployed at {change.at_s:g} s", nearest(name, sorted(serving)))
+        if change.system is not None:
+            continue
         if change.version and int(change.version) > versions[name]:
             place.fail(f"{name!r} has no version {change.version} at {change.at_s:g} s", "versions count from 1")
         meant = (name, int(change.version or versions[name]))
@@ -706,14 +708,22 @@ def _changes(value: Value, folder: FilePath, deployment: Deployment, duration_s:
 
 
 def _change(value: Value, folder: FilePath, deployment: Deployment, duration_s: float) -> Change:
-    fields = value.mapping(("at_s", "deploy", "canary", "truth", "promote", "remove"), required=("at_s",))
+    keys = ("at_s", "deploy", "canary", "truth", "promote", "remove", "system", "application")
+    fields = value.mapping(keys, required=("at_s",))
     at_s = fields["at_s"].number(least=0, most=duration_s)
-    orders = fields.keys() & {"deploy", "promote", "remove"}
+    orders = fields.keys() & {"deploy", "promote", "remove", "system"}
     if len(orders) != 1:
-        value.fail("a change has one of 'deploy', 'promote' and 'remove'", "write each change as an entry of its own")
-    for key in ("canary", "truth"):
-        if key in fields and "deploy" not in fields:
-            fields[key].fail(f"{key!r} is only for 'deploy'", "remove it")
+        what = "a change has one of 'deploy', 'promote', 'remove' and 'system'"
+        value.fail(what, "write each change as an entry of its own")
+    for key, order in (("canary", "deploy"), ("truth", "deploy"), ("application", "system")):
+        if key in fields and order not in fields:
+            fields[key].fail(f"{key!r} is only for {order!r}", "remove it")
+    if "system" in fields:
+        names = tuple(deployment.by_name)
+        if "application" not in fields and len(names) > 1:
+            value.fail("a change of 'system' needs 'application'", f"its applications are {listed(names)}")
+        name = fields["application"].text() if "application" in fields else names[0]
+        return Change(at_s, system=read_system(fields["system"], folder), application=name)
     if "deploy" not in fields:
         (order,) = orders
         name, _, version = fields[order].text().partition("@")

@@ -207,7 +207,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Somebody changes the deployment during the run: exactly one of `deploy`, `promote` and `remove`."""
+    """Somebody changes the deployment during the run: exactly one of `deploy`, `promote`, `remove` and `system`."""
 
     at_s: float
     deploy: Application | None = None
@@ -222,6 +222,9 @@ class Change:
     """Name of an application."""
     version: str = ""
     """For `promote` and `remove`; empty: the newest version, or all versions."""
+    system: SystemChoice | None = None
+    """Another system decides from then on for all versions of `application`."""
+    application: str = ""
 
     @property
     def at_ns(self) -> int:

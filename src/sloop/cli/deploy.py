@@ -7,11 +7,22 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from sloop.app.load import model_urls
+from sloop.app.document import parse_yaml
+from sloop.app.load import model_urls, read_system
 from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.report.tables import Table
-from sloop.serve.control.orders import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
+from sloop.serve.control.orders import (
+    ChangeSystem,
+    Deploy,
+    Done,
+    ListVersions,
+    Order,
+    Promote,
+    Remove,
+    find_server,
+    send,
+)
 from sloop.vocabulary import Canary
 
 EXAMPLE = """
@@ -20,6 +31,7 @@ sloop deploy words.yaml --canary 10% --promote-after-s 600
 sloop deploy https://models.example.org/resnet.onnx
 sloop deploy --promote words
 sloop deploy --remove words --version 2     # take a canary back
+sloop deploy --application words --system '{name: hpa, target: 0.6}'
 sloop deploy --list --json
 """
 NOTES = """Without --server, the only running server with a state folder in .sloop is meant. The exit code is 1 if the
@@ -72,6 +84,18 @@ class Share(click.ParamType[float]):
 )
 @click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests (NAME@V: version V).")
 @click.option("--remove", metavar="NAME", help="Remove application NAME, or NAME@V, one version of it.")
+@click.option(
+    "--application",
+    metavar="NAME",
+    default="",
+    help="The application for which --system decides [default: the only one].",
+)
+@click.option(
+    "--system",
+    metavar="S",
+    help="Let another system decide from now on, without a new version: its name, or '{name: S, KEY: VALUE}'. Replicas "
+    "and open requests stay.",
+)
 @click.option("--list", "lists", is_flag=True, help="List the versions that start, serve or end.")
 @models_options
 def deploy(
@@ -83,18 +107,23 @@ def deploy(
     tolerance: float | None,
     promote: str | None,
     remove: str | None,
+    application: str,
+    system: str | None,
     lists: bool,
     **models: Any,  # noqa: ANN401  # see cache_of
 ) -> CommandOutput:
-    """Deploy the application in APP to a running server, or promote, remove or list what it serves. APP is what `sloop
+    """Deploy the application in APP to a running server, promote, remove or list what it serves, or let another system
+    decide for it. APP is what `sloop
     serve` takes: an application file, a model or its URL, a folder with one of these, or that of a Triton model.
 
     If the server has an application with the `name` in APP, this is a new version of it; otherwise a new application.
     The version that serves goes on until the new one is ready; then the new one gets all requests, or as a canary a
     share of them. A canary whose attainment is lower is rolled back. No request is lost.
     """
-    if sum((app is not None, promote is not None, remove is not None, lists)) != 1:
-        raise click.UsageError("Give exactly one of APP, --promote, --remove and --list.")
+    if sum((app is not None, promote is not None, remove is not None, system is not None, lists)) != 1:
+        raise click.UsageError("Give exactly one of APP, --promote, --remove, --system and --list.")
+    if application and system is None:
+        raise click.UsageError("--application applies only to --system.")
     about_canary = {"--canary": canary, "--promote-after-s": promote_after_s, "--tolerance": tolerance}
     given = [option for option, value in about_canary.items() if value is not None]
     if given and app is None:
@@ -103,6 +132,8 @@ def deploy(
         raise click.UsageError(f"{given[0]} applies only to a canary: add --canary 10%.")
     if lists and version:
         raise click.UsageError("--version does not apply to --list, which shows all versions.")
+    if system is not None and version:
+        raise click.UsageError("--version does not apply to --system, which is for all versions of an application.")
     order: Order = ListVersions()
     if app is not None:
         path = app if isinstance(app, Path) else fetched_models(model_urls((app,)), cache_of(models))[app]
@@ -112,6 +143,9 @@ def deploy(
         order = Promote(*_named(promote, version))
     elif remove is not None:
         order = Remove(*_named(remove, version))
+    elif system is not None:
+        choice = read_system(parse_yaml(system, "--system"), Path.cwd())
+        order = ChangeSystem(application, choice.name, dict(choice.parameters))
     done = send(find_server(server), order, lambda text: click.echo(text, err=True))
     return CommandOutput(done, _display(done), exit_code=0 if done.is_good else 1)
 

@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any, cast
 
 from sloop import events
-from sloop.actions import Action, Assigned, End, Rollout, VersionState
+from sloop.actions import Action, Assigned, Decided, End, Rollout, VersionState
 from sloop.app.graph import declared_name
-from sloop.core.application import ApplicationParts, ApplicationState, Beliefs
+from sloop.core.application import ApplicationParts, ApplicationState, Beliefs, why_not_in_place
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
@@ -27,7 +27,7 @@ from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.views import PlanInput, StageView
 from sloop.events import Event
-from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request
+from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, version_key
 
 __all__ = ["ApplicationParts", "Beliefs", "Core"]
 
@@ -80,13 +80,17 @@ class Core:
         assert application.key not in self.state.applications, application.key
         self.state.applications[application.key] = application
         control = self._control.add(application, now_ns)
-        path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
-        self._paths[application.key] = path
-        for stage in application.all_stages:
-            path.bind(stage)
+        self._connect(application)
         self.wake_ns = now_ns
         application.refuse(self._draining_why)
         return self._rollouts.add(now_ns, application, control, canary)
+
+    def _connect(self, application: ApplicationState) -> None:
+        """Give an application version a data path with its policies."""
+        path = DataPath(application, application.parts.policies, self._batch_ids, self.state.devices)
+        self._paths[application.key] = path
+        for stage in application.all_stages:
+            path.bind(stage)
 
     def _bind(self) -> None:
         """Connect events to their methods: directly to the data path of the only application, if there is only one."""
@@ -109,6 +113,7 @@ class Core:
             events.Deployed: self._deploy,
             events.Promoted: self._promote,
             events.Removed: self._remove,
+            events.SystemChanged: self._change_system,
             events.Draining: self._drain,
             events.WorkerProgressed: _ignore,
             events.Woke: _ignore,
@@ -313,6 +318,36 @@ class Core:
 
     def _remove(self, now_ns: int, event: events.Removed, out: list[Action]) -> None:
         self._rollouts.remove(now_ns, event.application, event.version, out)
+        self._bind()
+
+    def cannot_change(self, parts: ApplicationParts) -> str:
+        """Why the system of these parts cannot take over the version that they are of; empty if it can."""
+        present = self.state.applications[parts.key].parts
+        why = why_not_in_place(present.policies, parts.policies)
+        return why or self._control.without_memory(parts)
+
+    def _change_system(self, now_ns: int, event: events.SystemChanged, out: list[Action]) -> None:
+        """Let another system decide for a version that starts or serves. Drivers check beforehand whether it can; one
+        that cannot changes nothing."""
+        assert self.build is not None, "this core cannot build applications"
+        key = version_key(event.application, event.version)
+        application = self.state.applications.get(key)
+        if application is None or self._control.of(key).is_frozen:
+            return  # it has ended, or gets no more requests
+        try:
+            parts = self.build(event.application, event.version, event.definition)
+            why = self.cannot_change(parts)
+        except Exception as error:  # what serves must go on serving
+            why = f"its definition is not valid: {error}"
+        if why:
+            out.append(Decided("unchanged", f"another system cannot decide: {why}", application=key))
+            return
+        why = f"{parts.system} decides from now on, where {application.parts.system} did"
+        out.append(Decided("system", why, application=key))
+        self._control.reserve_memory(parts, out)
+        knows_traffic = application.follow(now_ns, parts)
+        self._connect(application)
+        self._control.change_system(now_ns, application, knows_traffic=knows_traffic)
         self._bind()
 
     def _advance_rollouts(self, now_ns: int, out: list[Action]) -> None:

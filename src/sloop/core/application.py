@@ -1,7 +1,7 @@
 """One version of an application while it runs, and what a core is given of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -37,6 +37,8 @@ class ApplicationParts:
     policies: Policies
     name: str = ""
     version: str = "1"
+    system: str = ""
+    """What people call these policies."""
     weight: float = 1.0
     """Its weight when the cluster has too few cores (`Divide`)."""
     rest_after_ns: int = 0
@@ -65,7 +67,7 @@ class ApplicationState:
 
     def __init__(self, parts: ApplicationParts, replicas: dict[ReplicaId, Replica], now_ns: int = 0) -> None:
         graph, policies = parts.graph, parts.policies
-        bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
+        bucket_ns = bucket_ns_of(policies)
         by_stage: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
         for (name, variant, hardware), belief in parts.beliefs.items():
             by_stage[name][variant, hardware] = belief
@@ -129,6 +131,22 @@ class ApplicationState:
         self.is_waking = is_waking
         self.is_special = bool(self.refuses) or is_waking
 
+    def follow(self, now_ns: int, parts: ApplicationParts) -> bool:
+        """Other policies decide from now on; `parts` differ in nothing else. Whether the history of arrivals stays:
+        not if their planning period needs other buckets."""
+        policies = parts.policies
+        for key, belief in self.parts.beliefs.items():
+            belief.measured_as(parts.beliefs[key])
+        self.parts = replace(self.parts, policies=policies, system=parts.system)
+        for stage in self.all_stages:
+            stage.queue.reorder(now_ns, policies.order)
+        bucket_ns = bucket_ns_of(policies)
+        if bucket_ns == self.ingress.bucket_ns:
+            return True
+        for monitor in (self.ingress, *(stage.monitor for stage in self.all_stages)):  # one may be there twice
+            monitor.restart(now_ns, bucket_ns)
+        return False
+
     def wait_for_start(self, request: Request) -> Request:
         """A request arrives while `is_waking`; returns it with the deadline until which it may wait. It is served late
         if its own deadline has passed."""
@@ -181,3 +199,20 @@ class ApplicationState:
         stage.refresh()
         if self.open_requests is not None:
             self.update_remaining_times()
+
+
+def bucket_ns_of(policies: Policies) -> int:
+    """The length of the buckets in which arrivals are counted for a system."""
+    return min(policies.scale.period_ns, BUCKET_NS_MAX)
+
+
+def why_not_in_place(before: Policies, after: Policies) -> str:
+    """Why replicas that were started under one system are of no use to another; empty if they are."""
+    of_weights = [
+        (each.provision.brings_weights, each.provision.keeps, each.provision.partition) for each in (before, after)
+    ]
+    if of_weights[0] != of_weights[1]:
+        return "its `provision` policy brings weights to nodes in another way than that of the system that decides now"
+    if after.scale.attaches_shadows and not before.scale.attaches_shadows:
+        return "it attaches shadows, and the models that serve are not cut into blocks"
+    return ""

@@ -6,7 +6,8 @@ others carry its load, with one exception: if its replacement has no room while 
 so.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from sloop import actions, events
 from sloop.actions import Action
-from sloop.core.application import BUCKET_NS_MAX, ApplicationState
+from sloop.core.application import BUCKET_NS_MAX, ApplicationParts, ApplicationState
 from sloop.core.controlled import BLOCKED, WAKE_NS_MIN, ControlledApplication, PlanProgress, Shortage
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
@@ -105,9 +106,60 @@ class ControlPath:
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns
         )
+        self._look_who_plans()
+        return made
+
+    def change_system(self, now_ns: int, application: ApplicationState, *, knows_traffic: bool) -> None:
+        """Let the policies that an application version has now make its plans, the first one at once. Plans that are
+        being made under those before do not count. Without the history of its traffic, they stop and shrink no replica
+        before they have seen it again."""
+        key = application.key
+        self.planner.discard(key)
+        self.planner.add(key, application.parts.policies)
+        self._look_who_plans()
+        if self.plan_input is not None:
+            due = tuple(view for view in self.plan_input.due if view.key != key)
+            self.plan_input = replace(self.plan_input, due=due)
+        self._applications[key].hand_over(now_ns, keeps_until_ns=0 if knows_traffic else now_ns + MEASURE_NS)
+        self.wake_ns = now_ns
+
+    def without_memory(self, parts: ApplicationParts) -> str:
+        """Why a node has too little memory for the replicas of a version as these parts have it; empty if none has."""
+        more_bytes = Counter[str]()
+        for replica, missing_bytes in self._short_of_memory(parts):
+            more_bytes[replica.node] += missing_bytes
+        for node, missing_bytes in more_bytes.items():
+            free_bytes = self._state.ledger.free_memory_bytes(node)
+            if missing_bytes > free_bytes:
+                more = f"{missing_bytes / GIB:.3g} GiB more on {node}, which has {free_bytes / GIB:.3g} GiB free"
+                return f"it resizes replicas, for which they need {more}"
+        return ""
+
+    def reserve_memory(self, parts: ApplicationParts, out: list[Action]) -> None:
+        """Reserve what the replicas of a version need as these parts have it. Those that need less keep what they have
+        until they stop."""
+        ledger, grown = self._state.ledger, list(self._short_of_memory(parts))
+        for replica, missing_bytes in grown:
+            reservation = ledger.reservations[replica.id]
+            ledger.release(replica.id)
+            wanted = structs.replace(reservation, memory_bytes=reservation.memory_bytes + missing_bytes)
+            ledger.force(replica.id, wanted)
+        out += self._state.weights.make_room([replica.node for replica, _ in grown])
+
+    def _short_of_memory(self, parts: ApplicationParts) -> Iterator[tuple[Replica, int]]:
+        """The replicas of a version that reserve less memory than these parts say they need, and how much less."""
+        application = self._applications[parts.key].state
+        for replica in self._state.replicas.values():
+            if replica.stage.application is application:
+                spec = replica.spec
+                needed_bytes = parts.beliefs[spec.stage, spec.variant, spec.slot.hardware].memory_bytes
+                missing_bytes = needed_bytes - self._state.ledger.reservations[replica.id].memory_bytes
+                if missing_bytes > 0:
+                    yield replica, missing_bytes
+
+    def _look_who_plans(self) -> None:
         scales = [application.state.parts.policies.scale for application in self._applications.values()]
         self._plans_beside = self._plans_beside or plans_beside(scales)
-        return made
 
     def _plan_anew(self, now_ns: int) -> None:
         """Plan for all applications now, also for quiet ones."""
@@ -450,8 +502,8 @@ class ControlPath:
             return
         given, self.plan_input = self.plan_input, None
         self._accept(now_ns, given, event, out)
-        if any(application.next_plan_ns <= application.woken_ns for application in self._applications.values()):
-            self.wake_ns = now_ns  # an application was woken meanwhile, and is still to be planned
+        if any(application.waits_for_plan(now_ns) for application in self._applications.values()):
+            self.wake_ns = now_ns
 
     def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Call the policies of the applications, or order their call beside the event loop."""
@@ -479,7 +531,7 @@ class ControlPath:
                 share=application.share,
                 weight=application.weight,
                 paths=application.state.graph.paths,
-                plan=application.plan,
+                plan=None if application.is_inherited else application.plan,
             )
             for application in due
         ]
@@ -507,6 +559,7 @@ class ControlPath:
             else:
                 application.planned_share = view.share
             if view.key in planned.plans:
+                application.is_inherited = False
                 plans[view.key] = planned.plans[view.key]
             elif application.wakes_without_plan:
                 assert application.rested_from is not None

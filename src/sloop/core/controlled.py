@@ -92,6 +92,8 @@ class ControlledApplication:
     """Why the last attempt to plan for it gave no plan; empty if it did."""
     rested_from: Plan | None = None
     """The plan in force when it last gave them up, if requests may wait for a start."""
+    is_inherited: bool = False
+    """Whether the plan in force is of a system that decides no more: the one that does begins without a plan."""
     is_frozen: bool = False
     """Whether its plan stays as it is, because it gets no more requests."""
     compared_ns: int = -1
@@ -103,7 +105,18 @@ class ControlledApplication:
     noted_ns: int = 0
     """Its buckets that began before this have been looked at for requests."""
     keeps_until_ns: int = 0
-    """Until when no replica that is ready is stopped or shrunk, because some were adopted; 0: no such time."""
+    """Until when no replica that is ready is stopped or shrunk, because some were adopted, or another system has yet to
+    see the traffic; 0: no such time."""
+
+    def hand_over(self, now_ns: int, *, keeps_until_ns: int) -> None:
+        """Another system decides from now on. Its first plan is made at once; until then the present one stays."""
+        self.is_inherited, self.rested_from, self.plan_error = True, None, ""
+        self.next_plan_ns = self.active_ns = now_ns
+        self.keeps_until_ns = max(self.keeps_until_ns, keeps_until_ns)
+
+    def waits_for_plan(self, now_ns: int) -> bool:
+        """Whether it was woken, or handed over to another system, while plans were made, and is still to be planned."""
+        return self.next_plan_ns <= (now_ns if self.is_inherited else self.woken_ns)
 
     def is_new(self, stage: str, shortage: Shortage) -> bool:
         """Whether this shortage is not in the log yet. From now on it counts as logged."""

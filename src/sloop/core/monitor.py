@@ -26,7 +26,7 @@ class Monitor:
         self.bucket_ns = bucket_ns
         self.waiting = self.running = self.busy_millicores = self.ready_millicores = 0
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
-        self.buckets: deque[Bucket] = deque(maxlen=BUCKETS_KEPT * max(1, NS_PER_S // bucket_ns))
+        self.buckets: deque[Bucket] = deque(maxlen=_buckets_kept(bucket_ns))
         self._more_rows = 0
         """Rows that arrived in the open bucket beside one for each visit."""
         self._open(now_ns // bucket_ns * bucket_ns)
@@ -87,6 +87,13 @@ class Monitor:
                 self.buckets[-SLACK_BUCKETS_KEPT - 1].slack_ns = []
             self._open(end_ns)
 
+    def restart(self, now_ns: int, bucket_ns: int) -> None:
+        """Measure in buckets of another length from now on; the history is forgotten."""
+        self.bucket_ns, self._more_rows = bucket_ns, 0
+        self.buckets = deque(maxlen=_buckets_kept(bucket_ns))
+        self._open(now_ns // bucket_ns * bucket_ns)
+        self._closed = self._totals(now_ns)
+
     def is_quiet(self, now_ns: int, quiet_ns: int) -> bool:
         """Whether nothing has run for this long; the first bucket of that time counts whole."""
         begun_ns = self.buckets[0].start_ns if self.buckets else self.now.start_ns
@@ -135,3 +142,7 @@ class Monitor:
 
     def _open(self, start_ns: int) -> None:
         self.now = Bucket(start_ns=start_ns)
+
+
+def _buckets_kept(bucket_ns: int) -> int:
+    return BUCKETS_KEPT * max(1, NS_PER_S // bucket_ns)

@@ -386,7 +386,7 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
     replicas whose nodes the policy chooses stay there. If all stages have replicas already, on cores that are not
     shared, the plan is kept as it is: what does not fit is then a shortage, as elsewhere.
     """
-    if len(view.stages) < 2 or (all(stage.replicas for stage in view.stages) and not _has_shared_cores(view.plan)):
+    if len(view.stages) < 2 or (all(stage.replicas for stage in view.stages) and not _has_shared_cores(view)):
         return plan
     kinds = {group.spec.slot.hardware for target in plan.stages for group in target.groups}
     for hardware in sorted(kinds):
@@ -465,8 +465,13 @@ def _burst_batch(costs_ns: Sequence[int], planned: int, limit_ns: int) -> int:
     return best
 
 
-def _has_shared_cores(plan: Plan | None) -> bool:
-    slots = [group.spec.slot for target in plan.stages for group in target.groups] if plan is not None else []
+def _has_shared_cores(view: ClusterView) -> bool:
+    """Whether the plan in force has replicas that only reserve their cores; of a system without one, whether it found
+    such replicas."""
+    if view.plan is None:
+        slots = [replica.spec.slot for stage in view.stages for replica in stage.replicas]
+    else:
+        slots = [group.spec.slot for target in view.plan.stages for group in target.groups]
     return any(not slot.is_capped and not slot.accelerator for slot in slots)
 
 

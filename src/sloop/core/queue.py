@@ -84,6 +84,15 @@ class Queue:
         self._keys[at:at] = [FIRST_KEY] * len(visits)
         self.visits[at:at] = visits
 
+    def reorder(self, now_ns: int, order: Order) -> None:
+        """Follow another order policy from now on. Visits that are tried again stay first."""
+        self._key = order.key
+        again = bisect_right(self._keys, FIRST_KEY)
+        later = sorted(self.visits[again:], key=lambda visit: (order.key(visit), visit.arrived_ns))
+        self.visits[again:], self._keys[again:] = later, map(order.key, later)
+        if self.visits:
+            self.sweep_ns = now_ns  # another drop policy may find some of them hopeless
+
     def set_apart(self, visit: Visit) -> None:
         """A visit is to run in a batch of its own."""
         self._groups += 1

@@ -84,6 +84,11 @@ class Belief(Protocol):
         """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
         ...
 
+    def measured_as(self, other: object) -> None:
+        """Go on with the profile of another belief about the same variant, and with what was learnt. The two may differ
+        in the memory that a replica takes."""
+        ...
+
     @property
     def correction(self) -> float:
         """The factor on the profile's durations that finished batches have taught. `costs_ns` has it already."""

@@ -27,7 +27,7 @@ from sloop.serve.processes import begin, own_stdout
 from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
 from sloop.systems.planning import explain_plan
-from sloop.systems.replay import ServedApplications
+from sloop.systems.replay import ServedApplications, system_of
 from sloop.systems.setup import set_up
 from sloop.systems.system import is_system_file
 from sloop.vocabulary import Request
@@ -61,7 +61,7 @@ def served_now(log: RecordedLog) -> Deployment:
         served.append(record)
     present = [application for name, application in served.by_name.items() if name not in served.ended]
     applications = tuple(replace(application, cluster=header.cluster) for application in present)
-    return Deployment(header.name, applications, SystemChoice(header.system), header.cluster)
+    return Deployment(header.name, applications, system_of(header, applications), header.cluster)
 
 
 def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from sloop.actions import Decided, End, Rollout
+from sloop.app.application import SystemChoice
 from sloop.app.graph import declared_name
 from sloop.report.explain.texts import plan_difference, plan_text, rollout_text, slot_text
 from sloop.runlog import Header, Record
@@ -250,9 +251,15 @@ class Picture:
         for name, records in state.applications.items():
             present = [record for record in records if not record.has_ended]
             if present:
-                seen[name] = msgspec.json.encode(_application(name, present))
+                systems = [self._system_of(record) for record in present]
+                seen[name] = msgspec.json.encode(_application(name, present, systems))
             self._count(name, records)
         self._sent = seen
+
+    def _system_of(self, record: VersionRecord) -> str:
+        """The system that decides for a version, as text; empty if the log does not say."""
+        definition = record.definition or self._header.definitions.get(record.key)
+        return SystemChoice(definition["system"]["name"], definition["system"]["parameters"]).text if definition else ""
 
     def _count(self, name: str, records: Sequence[VersionRecord]) -> None:
         series, seconds = self._series_of(name), dict[int, SecondRecord]()
@@ -384,22 +391,23 @@ def _added(one: SecondRecord, other: SecondRecord) -> SecondRecord:
     return made
 
 
-def _application(name: str, records: Sequence[VersionRecord]) -> dict[str, Any]:
-    """One application, as it is now."""
+def _application(name: str, records: Sequence[VersionRecord], systems: Sequence[str]) -> dict[str, Any]:
+    """One application, as it is now, with the system of each version."""
     first = records[0].run
     return {
         "name": name,
         "slo_ms": to_ms(first.graph.slo_ns),
         "usd_per_h": sum(record.run.cost.usd_per_h for record in records),
         "open": sum(len(record.run.open) for record in records),
-        "versions": [_version(record) for record in records],
+        "versions": [_version(*pair) for pair in zip(records, systems, strict=True)],
     }
 
 
-def _version(record: VersionRecord) -> dict[str, Any]:
+def _version(record: VersionRecord, system: str) -> dict[str, Any]:
     run = record.run
     return {
         "version": record.version,
+        "system": system,
         "state": record.state.value,
         "share": record.share,
         "why": record.why or record.planner_error,

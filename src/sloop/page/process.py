@@ -16,7 +16,7 @@ import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from sloop.app.application import SystemChoice
 from sloop.errors import InputError, SloopError
 from sloop.page.files import asset, index
 from sloop.page.listener import PageAnswer, PageListener, PageRequest, Sessions
@@ -211,7 +212,7 @@ class ServerPage:
     async def _shadow(self, place: int) -> None:
         """Keep what a shadow says; when it ends, so does this, and its last words stay."""
         name, parameters = self._setup.shadows[place]
-        label = label_of(name, parameters)
+        label = SystemChoice(name, parameters).text
         setup = ShadowSystemSetup(self._setup.folder, self._setup.run, self._setup.zero_unix_ns, name, parameters)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "sloop.page.shadow_system", str(os.getpid())),
@@ -322,12 +323,6 @@ class ServerPage:
             connection.request(method, path, body or None, headers)
             answer = connection.getresponse()
             return answer.status, answer.headers.get("content-type", "text/plain"), answer.read(TRY_BYTES_MAX)
-
-
-def label_of(name: str, parameters: Mapping[str, Any]) -> str:
-    """A system with its parameters: `sponge (margin 0.9)`."""
-    pairs = ", ".join(f"{key} {value}" for key, value in parameters.items())
-    return f"{name} ({pairs})" if pairs else name
 
 
 def _missing(path: str) -> PageAnswer:

@@ -261,6 +261,14 @@ class Estimate:
             self._applied = correction
             self._costs_ns.clear()
 
+    def measured_as(self, other: object) -> None:
+        """Go on with the profile of another estimate of the same variant on the same hardware, and with what was
+        learnt."""
+        assert isinstance(other, Estimate), other
+        self.profile = other.profile
+        for estimate in (*self._shapes.values(), *self._sizes.values()):
+            estimate.measured_as(other)
+
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
         if self.size_lessons.classes:

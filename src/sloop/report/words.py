@@ -75,6 +75,8 @@ KINDS: Final[Mapping[str, str]] = {
     "waking": "requests wait for the first replicas",
     "awake": "the replicas are ready",
     "planner": "no plan could be made",
+    "system": "another system decides from now on, as was ordered",
+    "unchanged": "another system was ordered that cannot decide here",
     "rollout": "a version gets more or fewer of the requests",
 }
 """What a decision of each kind is about."""

@@ -81,6 +81,8 @@ class DeploymentState:
         """The number of the last plan request, and its instant."""
         self._deployed: dict[tuple[str, str], events.Deployed] = {}
         """Deployments that the core has not yet announced."""
+        self._ordered: events.SystemChanged | None = None
+        """The last order of another system."""
         self._run_of_stage: dict[str, RunState] = {}
         self._run_of_replica: dict[ReplicaId, RunState] = {}
         self._run_of_request: dict[RequestId, RunState] = {}
@@ -115,6 +117,7 @@ class DeploymentState:
             actions.Assigned: self._assign,
             actions.Decided: self._decide,
             events.Deployed: self._deploy,
+            events.SystemChanged: self._order_system,
             actions.Rollout: self._roll_out,
             actions.AcquireNode: self._acquire,
             actions.ReleaseNode: self._release,
@@ -379,6 +382,9 @@ class DeploymentState:
     def _deploy(self, now_ns: int, deployed: events.Deployed) -> None:
         self._deployed[deployed.application, deployed.version] = deployed
 
+    def _order_system(self, now_ns: int, ordered: events.SystemChanged) -> None:
+        self._ordered = ordered
+
     def _roll_out(self, now_ns: int, rollout: actions.Rollout) -> None:
         """A version enters a state. It is added when the core announces it, because the core refuses definitions that
         it cannot build."""
@@ -436,6 +442,8 @@ class DeploymentState:
             record.run.decide(now_ns, decided)
             if decided.kind == "planner":
                 record.planner_error = decided.why
+            elif decided.kind == "system" and self._ordered is not None:
+                record.definition = self._ordered.definition
 
     def _request_plan(self, now_ns: int, request: actions.RequestPlan) -> None:
         self._requested = request.number, now_ns

@@ -81,7 +81,7 @@ class VersionRecord(Struct, eq=False):
     planner_error: str = ""
     """Why its policy last failed to plan."""
     definition: Mapping[str, Any] | None = None
-    """What it was built from; None if it was there from the start."""
+    """What it was built from; None if it was there from the start, under the system that decides now."""
 
     @property
     def application(self) -> str:

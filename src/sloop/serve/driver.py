@@ -810,6 +810,8 @@ class Driver:
             self._failures.note_lost(time.monotonic(), action)
         elif action.kind == "planner":
             self._failures.note_unplanned(time.monotonic(), action)
+        elif action.kind == "system":
+            self._planner.change_system(action.application)
         elif action.kind == "shortage" and not self._has_ready(action.stage):
             self._failures.note_shortage(time.monotonic(), action)
 

@@ -293,6 +293,7 @@ class Insight:
             "state": readiness.state,
             "why": readiness.why,
             "rollout": record.state,
+            "system": parts.system,
             "share": record.share,
             "slo_ms": to_ms(run.graph.slo_ns),
             "weight": parts.weight,

@@ -222,6 +222,8 @@ class PlannerProcess:
         self._report: Callable[[Planned], None] = lambda _: None
         self._answer_s_max, self._late_s = answer_s_max, late_s
         self._definitions: dict[str, bytes] = {}
+        self._prepared: dict[str, Definition] = {}
+        """By key, versions under the systems that were ordered for them."""
         self._sender = PlanSender()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Planned)
@@ -261,14 +263,24 @@ class PlannerProcess:
         self._report = report
 
     def add(self, key: str, definition: Definition) -> None:
-        """Let the process plan for one more application version."""
+        """Let the process plan for one more application version, or for one under another system."""
         self._definitions[key] = encoded = self._encoder.encode((key, definition))
         if self._link is not None:
             self._link.send(FrameKind.ADD, payload=[encoded])
 
+    def prepare(self, key: str, definition: Definition) -> None:
+        """Another system is ordered for an application version. It plans from the next `change_system` on."""
+        self._prepared[key] = definition
+
+    def change_system(self, key: str) -> None:
+        """The system that was prepared for an application version decides, and remembers nothing yet."""
+        self._sender.forget(key)
+        self.add(key, self._prepared.pop(key))
+
     def discard(self, key: str) -> None:
         """An application version has ended."""
         self._sender.forget(key)
+        self._prepared.pop(key, None)
         if self._definitions.pop(key, None) is not None and self._link is not None:
             self._link.send(FrameKind.DISCARD, payload=[key.encode()])
 
@@ -513,6 +525,8 @@ class PlanningProcess:
                 self._discard(str(frame.payload, "utf-8"))
 
     def _add(self, key: str, given: Definition) -> None:
+        if key in self._parts or key in self._broken:
+            self._discard(key)
         try:
             parts = build(given.application, given.version, given.definition)
         except (Exception, SystemExit) as error:  # a user's file may do anything

@@ -289,6 +289,10 @@ class PlannerInterface(Protocol):
         """The past traffic of an application version has changed, because other versions have begun or ended."""
         ...
 
+    def change_system(self, key: str) -> None:
+        """Another system decides for an application version from now on. Whoever ordered it has told which."""
+        ...
+
     def discard(self, key: str) -> None:
         """An application version has ended."""
         ...

@@ -249,7 +249,7 @@ def serve(
     ago.
     """
     deployment = declared if isinstance(declared, Deployment) else Deployment.of(declared)
-    memory = VersionMemory(settings.folder_of(deployment), deployment)
+    memory = VersionMemory(settings.folder_of(deployment), deployment, choice)
     memory.read(left_out)
     setup, models, refused = begun(deployment, choice, memory, examined)
     left_out = {name: each for name, each in left_out.items() if name not in memory.restored.versions} | refused

@@ -136,6 +136,7 @@ class CheckedVersion:
         "plan",
         "provides",
         "slo_ns",
+        "stages",
         "state",
         "version",
         "wake_ns",
@@ -147,15 +148,20 @@ class CheckedVersion:
         self.slo_ns = application.slo_ns
         self.declared = DeclaredStages(application.graph)
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
-        self.order_key = rules.order.key if rules.order is not None else None
-        self.is_hopeless = rules.is_hopeless
-        self.provides = rules.provides
+        self.stages = tuple(stage.name for stage in application.stages)
+        self.follow(rules)
         self.state = state
         self.plan: Plan | None = None
         """The last plan."""
         self.wake_ns = s(application.wake_s)
         self.is_waking = self.wake_ns > 0
         """Whether requests that arrive may wait so long for the first replicas."""
+
+    def follow(self, rules: Rules) -> None:
+        """Check against the policies of these rules."""
+        self.order_key = rules.order.key if rules.order is not None else None
+        self.is_hopeless = rules.is_hopeless
+        self.provides = rules.provides
 
     def patient_ns(self, request: Request) -> int:
         """Until when a request that arrives now may wait for a start; 0: its deadline counts."""
@@ -494,6 +500,19 @@ class CheckerState:
         self.waiting.setdefault(lane, WaitingKeys())
         return lane
 
+    def change_system(self, version: CheckedVersion, rules: Rules) -> None:
+        """Other policies decide for a version; what waits keeps the step in which it was queued."""
+        version.follow(rules)
+        order_key = version.order_key
+        waiting = [(id, entry) for id, entry in self.requests.items() if entry.version is version]
+        for lane in {self.lane(visit) for _, entry in waiting for _, visit, _ in entry.waiting.values()}:
+            self.waiting[lane] = WaitingKeys()
+        for id, entry in waiting:
+            for place, (step, visit, key) in entry.waiting.items():
+                new_key = order_key(visit) if order_key is not None and key != FIRST_KEY else key
+                entry.waiting[place] = step, visit, new_key
+                heappush(self.waiting[self.lane(visit)].heap, (new_key, id, place, step))
+
     def end(self, version: CheckedVersion) -> None:
         """An application version has ended."""
         left = self._present[version.name]
@@ -656,12 +675,19 @@ def _unchecked(record: Record) -> None:
 class Checkers:
     """Checks a log record by record; raises Violation at the first record that breaks an invariant.
 
-    `versions` are the application versions that are there from the start, `later` those that are deployed in the run.
-    `origin` is the command that repeats the run.
+    `versions` are the application versions that are there from the start, `later` those that are deployed in the run,
+    `rules_under` gives the rules under which an order of another system puts a version. `origin` is the command that
+    repeats the run.
     """
 
     def __init__(
-        self, versions: Sequence[Rules], nodes: Iterable[Node], *, later: Sequence[Rules] = (), origin: str = ""
+        self,
+        versions: Sequence[Rules],
+        nodes: Iterable[Node],
+        *,
+        later: Sequence[Rules] = (),
+        rules_under: Callable[[events.SystemChanged], Rules] | None = None,
+        origin: str = "",
     ) -> None:
         self._profiles = {key: profile for each in (*versions, *later) for key, profile in _profiles(each.application)}
         self._weights = {key: each for rules in (*versions, *later) for key, each in _weights(rules.application)}
@@ -669,7 +695,8 @@ class Checkers:
         for rules in versions:
             state.deploy(rules)
         self._later = {each.application.key: each for each in later}
-        self._is_ordered = any(each.order is not None for each in (*versions, *later))
+        self._rules_under = rules_under
+        self._is_ordered = rules_under is not None or any(each.order is not None for each in (*versions, *later))
         self._only = state.versions[versions[0].application.key] if len(versions) == 1 and not later else None
         """The only application version of the run, if there is only one."""
         self._unassigned: Request | None = None
@@ -1052,6 +1079,11 @@ class Checkers:
             self._short.add(note.stage)
         elif note.kind == "planner":
             self._unplanned.add(note.application)
+        elif note.kind == "system":
+            if self._rules_under is None or not isinstance(self._event, events.SystemChanged):
+                self._fail("nobody has ordered another system")
+            version = self._only or self._state.versions[note.application]
+            self._state.change_system(version, self._rules_under(self._event))
         elif note.kind in ("waking", "awake"):
             self._change_patience(note)
         elif note.kind == "drain" and note.replica is not None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from sloop.core.protocols import CoreInterface
 from sloop.errors import InputError
+from sloop.events import SystemChanged
 from sloop.runlog import Record, Sink
 from sloop.sim.checkers import Checkers, Rules
 from sloop.sim.engine import PATIENCE_NS, Append, RunTotals, play
 from sloop.sim.world import World
-from sloop.systems.setup import ApplicationSetup
+from sloop.systems.setup import ApplicationSetup, application_in, set_up
 
 
 def simulate(
@@ -34,6 +35,7 @@ def simulate(
         [rules_of(each) for each in setup.applications],
         world.deployment.cluster,
         later=[rules_of(each.setup()) for each in world.later],
+        rules_under=_rules_under if world.systems else None,
         origin=world.origin,
     )
     appends: list[Append] = [sink.append for sink in sinks]
@@ -65,6 +67,11 @@ def rules_of(setup: ApplicationSetup) -> Rules:
     return Rules(
         setup.application, policies.order, policies.drop.is_hopeless, provides=policies.provision.brings_weights
     )
+
+
+def _rules_under(changed: SystemChanged) -> Rules:
+    (setup,) = set_up(application_in(changed.definition), must_fit=False).applications
+    return rules_of(setup)
 
 
 def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:

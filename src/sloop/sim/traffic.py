@@ -14,11 +14,11 @@ from typing import Final
 from msgspec import Struct
 
 from sloop.actions import End
-from sloop.app.application import Deployment, SystemChoice
+from sloop.app.application import Deployment
 from sloop.app.scenario import Scenario, Truth
 from sloop.errors import InputError
 from sloop.runlog import Header, RecordedLog, read_log
-from sloop.systems.replay import ServedApplications, require_all
+from sloop.systems.replay import ServedApplications, require_all, system_of
 from sloop.units import quantile, s, to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
 from sloop.workload import Trace, Work, trace_of
@@ -151,7 +151,7 @@ def _scenario(
         for name, application in applications.by_name.items()
         if name in requests
     )
-    choice = SystemChoice(header.system)
+    choice = system_of(header, served)
     traces = {name: found.trace(name, length_ns, path) for name, found in requests.items()}
     deployment = Deployment(header.name, served, choice, header.cluster, file=str(path))
     return Scenario(deployment, traces, to_s(length_ns), 0, Truth(), (choice,))

@@ -11,6 +11,7 @@ is the same as if there could be no others.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -20,7 +21,7 @@ from sloop.app.hardware import acquire_s
 from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
-from sloop.events import Deployed, Promoted, Removed
+from sloop.events import Deployed, Promoted, Removed, SystemChanged
 from sloop.profile.profile import START_S_ASSUMED, Profile
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
@@ -47,7 +48,15 @@ from sloop.streams import seed_of
 from sloop.systems import build_system
 from sloop.systems.registry import POLICIES
 from sloop.systems.replay import require_all, with_beginning
-from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up, weights_of
+from sloop.systems.setup import (
+    ApplicationSetup,
+    Setup,
+    application_in,
+    check_in_place,
+    definition_of,
+    set_up,
+    weights_of,
+)
 from sloop.text import listed
 from sloop.units import ms, to_s
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
@@ -181,6 +190,19 @@ class World:
                 found.append(LaterVersion(change.deploy.qualified(str(version)), change))
         return tuple(found)
 
+    @cached_property
+    def systems(self) -> tuple[tuple[Application, ...], ...]:
+        """For each change to another system, in order of time, the versions under it that were deployed before."""
+        present, later = [*self.deployment.applications], iter(self.later)
+        found: list[tuple[Application, ...]] = []
+        for change in self.changes:
+            if change.deploy is not None:
+                present.append(next(later).application)
+            elif change.system is not None:
+                own = [each for each in present if each.name == change.application]
+                found.append(tuple(replace(each, system=change.system) for each in own))
+        return tuple(found)
+
     @property
     def applications(self) -> tuple[Application, ...]:
         """Every application version of the run, with those that are deployed later."""
@@ -231,6 +253,10 @@ class World:
         self.setup()
         for each in self.later:
             each.setup()
+        before = {each.key: each for each in self.applications}
+        for application in chain.from_iterable(self.systems):
+            check_in_place(before[application.key], application)
+            before[application.key] = application
 
     def cluster(self) -> Cluster:
         """A new cluster with its random streams at their start."""
@@ -334,7 +360,7 @@ class World:
 
     def _changes(self) -> Ingress:
         """The events of the changes. Definitions are made when their time comes."""
-        later = iter(self.later)
+        later, systems = iter(self.later), iter(self.systems)
         newest = {application.name: application.version for application in self.deployment.applications}
         for change in self.changes:
             at_ns = self.lead_ns + change.at_ns
@@ -343,6 +369,10 @@ class World:
                 name, version = made.application.name, made.application.version
                 newest[name] = version
                 yield at_ns, Deployed(name, version, definition_of(made.setup()), change.canary)
+            elif change.system is not None:
+                for application in next(systems):
+                    (changed,) = set_up(application).applications
+                    yield at_ns, SystemChanged(application.name, application.version, definition_of(changed))
             elif change.promote:
                 yield at_ns, Promoted(change.promote, change.version or newest[change.promote])
             else:

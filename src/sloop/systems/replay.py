@@ -21,7 +21,7 @@ from sloop.actions import Action, Decided, RequestPlan, Rollout, StartWorker, Ve
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
-from sloop.events import Deployed, Event, Planned, WorkerReady
+from sloop.events import Deployed, Event, Planned, SystemChanged, WorkerReady
 from sloop.profile.fit import Percentile
 from sloop.profile.model import is_modelled
 from sloop.profile.passes import refined
@@ -69,12 +69,18 @@ def rebuild(header: Header) -> Setup:
         replace(application_in(definition), cluster=header.cluster) for definition in header.definitions.values()
     )
     keys = tuple(application.key for application in applications)
-    systems = {application.system.name for application in applications}
-    if header.system not in systems or keys != tuple(header.definitions):
+    if not keys or keys != tuple(header.definitions):
         what = "the log's header does not describe its applications"
         raise InputError(what, help="record the run again with this sloop")
-    deployment = Deployment(header.name, applications, SystemChoice(header.system), header.cluster)
+    deployment = Deployment(header.name, applications, system_of(header, applications), header.cluster)
     return replace(set_up(deployment, must_fit=False), first_worker=header.first_worker)
+
+
+def system_of(header: Header, applications: Sequence[Application]) -> SystemChoice:
+    """The system of a deployment with these applications of a log: that of its header, unless all of them were given
+    others while they served (`SystemChanged`)."""
+    names = [application.system.name for application in applications]
+    return SystemChoice(header.system if header.system in names else names[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +263,7 @@ def _applications_of(log: RecordedLog) -> Iterator[Application]:
     for definition in log.header.definitions.values():
         yield application_in(definition)
     for _, record in log:
-        if isinstance(record, Deployed):
+        if isinstance(record, Deployed | SystemChanged):
             yield application_in(record.definition)
 
 
@@ -276,6 +282,11 @@ class ServedApplications:
         if isinstance(record, Deployed):
             deployed = self._versions[record.application, record.version] = application_in(record.definition)
             self.by_name.setdefault(record.application, deployed)
+        elif isinstance(record, SystemChanged) and (record.application, record.version) in self._versions:
+            before = self._versions[record.application, record.version]
+            changed = self._versions[record.application, record.version] = application_in(record.definition)
+            if self.by_name[record.application] is before:
+                self.by_name[record.application] = changed
         elif isinstance(record, Rollout) and (record.application, record.version) in self._versions:
             version = self._versions[record.application, record.version]
             if record.state is VersionState.SERVING:
@@ -358,7 +369,7 @@ class _ReplayedPlanner:
     def answer_to(self, event: Event) -> Planned | None:
         """What the event should be if it is an answer of the planner; None for other events, and after a restart, from
         which on all policies are fresh."""
-        if isinstance(event, Deployed):
+        if isinstance(event, Deployed | SystemChanged):
             key = version_key(event.application, event.version)
             self._definitions[key] = event.definition
         if not isinstance(event, Planned):

@@ -18,6 +18,7 @@ from msgspec import structs
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.hardware import ANY_BYTES, local_limit
 from sloop.core import ApplicationParts, Core
+from sloop.core.application import why_not_in_place
 from sloop.core.ledger import Ledger, sites, why_impossible
 from sloop.core.protocols import Policies
 from sloop.core.provision import first_weights_bytes
@@ -56,6 +57,7 @@ class ApplicationSetup:
             policies=self.system.policies,
             name=application.name,
             version=application.version,
+            system=application.system.text,
             weight=application.weight,
             rest_after_ns=s(application.rest_after_s),
             wake_ns=s(application.wake_s),
@@ -227,6 +229,18 @@ def build(name: str, version: str, definition: Mapping[str, Any]) -> Application
     application = application_in(definition)
     assert (application.name, application.version) == (name, version), (application.key, name, version)
     return _set_up(application).parts()
+
+
+def check_in_place(before: Application, after: Application) -> ApplicationSetup:
+    """An application version under another system, set up. InputError, as `set_up` raises it, or if that system cannot
+    take over the replicas of the one before."""
+    (made,) = set_up(after).applications
+    deciding = build_system(before.system.name, before.system.declared)
+    why = why_not_in_place(deciding.policies, made.system.policies)
+    if why:
+        what = f"system {made.system.name!r} cannot take over from {deciding.name!r}: {why}"
+        raise InputError(what, where=after.system.declared.where, help="deploy a new version under it")
+    return made
 
 
 # The rehearsal of the first plan.

@@ -11,7 +11,7 @@ import msgspec
 from sloop.actions import Action, RequestPlan
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import Deployed
+from sloop.events import Deployed, SystemChanged
 from sloop.runlog import EVENTS, MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
@@ -57,7 +57,7 @@ def restored_run(run: Run, setup: Setup, at_ns: int, records: Iterable[tuple[int
     """The core and the fold after a snapshot has been written and read, as by another process. `records` are those that
     the run was fed."""
     definitions = [definition_of(each) for each in setup.applications]
-    definitions += [record.definition for _, record in records if isinstance(record, Deployed)]
+    definitions += [record.definition for _, record in records if isinstance(record, Deployed | SystemChanged)]
     parts = {}
     for each in msgspec.json.decode(msgspec.json.encode(definitions)):
         application = application_in(each)

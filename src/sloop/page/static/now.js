@@ -113,6 +113,7 @@ function Version({ version, only }) {
     ]));
   return html`<section>
     ${only ? null : html`<h3>Version ${version.version}: ${version.state}${share}</h3>`}
+    ${version.system ? html`<p>System ${version.system}.</p>` : null}
     ${version.why ? html`<p>${version.why}</p>` : null}
     ${version.plan ? html`<p><b>Plan since ${clock(version.plan.since_s)}:</b> ${version.plan.text}. ${version.plan.feasible ? "" : html`<b class="bad">It does not meet every deadline.</b> `}<span class="soft">${version.plan.why}</span></p>` : html`<p>There is no plan yet.</p>`}
     <${Table} label="replicas" head=${head} rows=${rows} numbers=${[1]} />

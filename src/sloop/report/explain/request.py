@@ -37,6 +37,7 @@ MEANWHILE: Final = {
     "provision": "replicas were started",
     "shadow": "a replica had no shadow",
     "pipeline": "a pipeline was lost",
+    "system": "another system began to decide",
 }
 """Decisions that are told of a request that waits, besides new plans and nodes."""
 _EndOfBatch = Finished | BatchFailed | BatchLost | WorkerLost | StopWorker

@@ -16,15 +16,15 @@ import msgspec
 from msgspec import structs
 
 from sloop.actions import Rollout, VersionState
-from sloop.app.application import Application, Deployment
+from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import read_name
-from sloop.core import Core
+from sloop.core import ApplicationParts, Core
 from sloop.core.planner import plans_beside
-from sloop.core.rollout import ENDING_STATES, SERVING_STATES
+from sloop.core.rollout import ENDING_STATES, SERVING_STATES, Version
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.events import Deployed, Planned, Promoted, Removed
+from sloop.events import Deployed, Planned, Promoted, Removed, SystemChanged
 from sloop.options import Value
-from sloop.serve.control.check_process import AcceptedVersion, CheckOrder, checked
+from sloop.serve.control.check_process import AcceptedVersion, CheckOrder, SystemOrder, checked, checked_system
 from sloop.serve.control.checks import (
     check_canary,
     check_same,
@@ -32,6 +32,7 @@ from sloop.serve.control.checks import (
 from sloop.serve.control.loading import LOADED, LeftOut, UnloadedModel
 from sloop.serve.control.memory import KeptVersion, VersionMemory
 from sloop.serve.control.orders import (
+    ChangeSystem,
     Comparison,
     Deploy,
     Done,
@@ -52,9 +53,7 @@ from sloop.serve.edges import Edges
 from sloop.serve.insight import LEAVING, Insight
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.protocols import Backend, ModelState, Readiness
-from sloop.systems.setup import (
-    build,
-)
+from sloop.systems.setup import application_in, build
 from sloop.text import listed
 from sloop.vocabulary import Life, version_key
 
@@ -90,6 +89,8 @@ class Deployer:
             for each in versions
         }
         """By key, the versions as they are kept: None for those that the command line names."""
+        self._ordered = memory.restored.ordered
+        """By application, the system that was ordered while it served."""
         self._restoring = memory.restored.later
         """Versions of the server before that have yet to start."""
         self._files = VersionFiles(self._folder / COPIES)
@@ -156,6 +157,8 @@ class Deployer:
                 done = await self.promote(order, tell)
             case Remove():
                 done = await self.remove(order, tell)
+            case ChangeSystem():
+                done = await self.change_system(order, tell)
             case ListVersions():
                 return Done(self.statuses(), ended=tuple(map(_status, self._ended.values())))
         await self._memory.written()
@@ -183,7 +186,8 @@ class Deployer:
     ) -> CheckOrder:
         cluster = tuple(self._core.state.ledger.nodes.values())  # as it is now
         described = msgspec.to_builtins(replace(self._deployment, cluster=cluster), str_keys=True)
-        return CheckOrder(file, version, dict(numbers), described, str(self._folder), definition)
+        ordered = dict(self._ordered)
+        return CheckOrder(file, version, dict(numbers), described, str(self._folder), definition, ordered)
 
     async def _check(self, order: Deploy, tell: Tell) -> AcceptedVersion:
         tell(f"checking {order.file}")
@@ -231,8 +235,7 @@ class Deployer:
         self._backend.learn(models, wirings_of(served), threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
-        scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
-        if not self._planner.is_started and plans_beside([*scales, parts.policies.scale]):
+        if self._needs_planner(parts):
             self._planner.start()
             self._driver.on_event(Planned(0, {}, restarted=True))
         known = self._edges.models.get(name)
@@ -243,6 +246,64 @@ class Deployer:
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
         self._insight.refused.pop(name, None)
         return served
+
+    def _needs_planner(self, parts: ApplicationParts) -> bool:
+        """Whether plans are made beside the event loop from now on, because of this version."""
+        scales = [each.parts.policies.scale for each in self._core.state.applications.values()]
+        return not self._planner.is_started and plans_beside([*scales, parts.policies.scale])
+
+    async def change_system(self, order: ChangeSystem, tell: Tell) -> Done:
+        """Let another system decide for all versions of an application that start or serve. All or none: nothing has
+        changed if this raises."""
+        name = self._known(order.application or self._only())
+        choice = SystemChoice(order.system, order.parameters, path="--system")
+        async with self._deploying:  # no version is added meanwhile
+            keys = [version_key(name, each.name) for each in self._living(name)]
+            tell(f"checking {choice.text} for {name!r}")
+            versions = {key: self._applications[key] for key in keys}
+            described = {key: msgspec.to_builtins(replace(each, lines={})) for key, each in versions.items()}
+            cluster = tuple(self._core.state.ledger.nodes.values())  # as it is now
+            found = await checked_system(SystemOrder(order.system, order.parameters, described, cluster))
+            living = {version_key(name, each.name) for each in self._living(name)}
+            changed = {key: definition for key, definition in found.definitions.items() if key in living}
+            self._follow_system(name, choice, changed, found.threads)
+            await asyncio.sleep(0)  # the driver passes events on at the end of this turn
+        before = [key for key in changed if (state := self._state_of(key)) is not None and state != choice.text]
+        if before:
+            raise MachineError(f"the core has refused the system for {listed(before)}", help="see its decisions")
+        tell(f"{choice.text} decides for {name!r}; its replicas and open requests stay")
+        return Done(tuple(each for each in self.statuses() if each.application == name))
+
+    def _living(self, name: str) -> list[Version]:
+        return [each for each in self._core.versions(name) if each.state not in ENDING_STATES]
+
+    def _state_of(self, key: str) -> str | None:
+        """The system that decides for a version, as text; None if it has ended."""
+        state = self._core.state.applications.get(key)
+        return state.parts.system if state is not None else None
+
+    def _follow_system(
+        self, name: str, choice: SystemChoice, definitions: Mapping[str, dict[str, Any]], threads: int
+    ) -> None:
+        """Make a checked system known everywhere, the core last."""
+        made = {key: application_in(definition) for key, definition in definitions.items()}
+        parts = [build(name, made[key].version, definition) for key, definition in definitions.items()]
+        for each in parts:
+            if why := self._core.cannot_change(each):
+                raise InputError(f"{choice.text} cannot take over {each.key!r}: {why}", help=f"deploy {name!r} anew")
+        self._ordered[name] = choice
+        self._applications |= made
+        self._backend.learn({}, {}, threads_prepared=threads)
+        needs_planner = any(map(self._needs_planner, parts))
+        if needs_planner:
+            self._planner.start()
+        for key, definition in definitions.items():
+            version = made[key].version
+            self._planner.prepare(key, Definition(name, version, definition))
+            self._driver.on_event(SystemChanged(name, version, definition))
+        if needs_planner:
+            self._driver.on_event(Planned(0, {}, restarted=True))
+        self._remember()
 
     def _refuse(self, name: str, left_out: UnloadedModel, why: str, wait_s: float) -> None:
         """Say that an application cannot be loaded."""
@@ -295,9 +356,11 @@ class Deployer:
         found = {name: versions for name, versions in restored.items() if name in self._insight.refused}
         for name in self._used:
             found[name] = [
-                KeptVersion(each.name, each.state, each.canary, self._definitions[version_key(name, each.name)])
-                for each in self._core.versions(name)
-                if each.state not in ENDING_STATES
+                KeptVersion(
+                    *(each.name, each.state, each.canary, self._definitions[version_key(name, each.name)]),
+                    ordered=self._ordered.get(name),
+                )
+                for each in self._living(name)
             ]
         for name, kept in self._restoring:
             if name in self._used:
@@ -323,7 +386,7 @@ class Deployer:
     async def remove(self, order: Remove, tell: Tell) -> Done:
         """End an application, or a version of it, and wait until its open requests are finished."""
         name = self._known(order.application)
-        living = [each.name for each in self._core.versions(name) if each.state not in ENDING_STATES]
+        living = [each.name for each in self._living(name)]
         if order.version and order.version not in living:
             what = f"application {name!r} has no version {order.version!r} that starts or serves"
             raise InputError(what, help=f"its versions are {listed(living)}")
@@ -336,7 +399,7 @@ class Deployer:
             self._edges.withdraw(name)
         self._driver.on_event(Removed(name, order.version))
         await asyncio.sleep(0)  # the driver passes events on at the end of this turn
-        left = [each for each in self._core.versions(name) if each.state not in ENDING_STATES]
+        left = self._living(name)
         if not order.version or not left:
             tell(f"{name!r} gets no new requests; open ones are finished")
         else:
@@ -432,6 +495,12 @@ class Deployer:
         is_canary = f"is a canary with {100 * found.share:.3g} % of the requests"
         return is_canary if found.canary is not None else f"{is_canary}; promoted, {ready}"
 
+    def _only(self) -> str:
+        if len(self._edges.models) > 1:
+            fix = f"name one with --application: {listed(list(self._edges.models))}"
+            raise InputError(f"this server has {len(self._edges.models)} applications", help=fix)
+        return next(iter(self._edges.models))
+
     def _known(self, name: str) -> str:
         if name not in self._edges.models:
             served = ", ".join(self._edges.models)
@@ -455,7 +524,8 @@ class Deployer:
                     ended, share = each.attainment.ended, each.attainment.share
                     compared = Comparison(ended, share if ended else None, max(0, limits.requests_min - ended))
                 model = readiness.state.value if readiness is not None else ""
-                found.append(VersionStatus(name, each.name, each.state.value, each.share, why, model, compared))
+                system = each.application.parts.system
+                found.append(VersionStatus(name, each.name, each.state.value, each.share, why, model, system, compared))
         return tuple(found)
 
 

@@ -90,7 +90,7 @@ def begun(
     """What a server begins with: what was deployed before it ended, or else what its command line names, which is
     `deployment`. The same values and errors as those of `loadable`."""
     try:
-        found = loadable(set_up(memory.restored.deployment, choice), memory.folder, examined)
+        found = loadable(set_up(memory.restored.under(choice)), memory.folder, examined)
     except Exception as error:  # the file may say anything, and a system that was deployed may raise anything
         if memory.restored.deployment == deployment:
             raise

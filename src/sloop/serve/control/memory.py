@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import VersionState
-from sloop.app.application import Application, Deployment, Stage
+from sloop.app.application import Application, Deployment, Stage, SystemChoice
 from sloop.app.load import is_model_application
 from sloop.errors import InputError
 from sloop.systems.setup import application_in
@@ -42,6 +42,8 @@ class KeptVersion(Struct, frozen=True, omit_defaults=True):
     canary: Canary | None = None
     definition: dict[str, Any] | None = None
     """None for an application as the command line names it."""
+    ordered: SystemChoice | None = None
+    """The system that was ordered for its application while that served."""
 
     @property
     def application(self) -> Application:
@@ -58,6 +60,8 @@ class KeptVersions(Struct, frozen=True):
     """By application, the digest of what the command line named."""
     applications: dict[str, list[KeptVersion]]
     """An application that is named and has no version was removed."""
+    system: str = ""
+    """The system that the command line named beside the applications."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,25 @@ class Restored:
     """By application, these and those that start beside them."""
     notes: list[str] = field(default_factory=list)
     """What differs from the command line, each in some words."""
+
+    @property
+    def ordered(self) -> dict[str, SystemChoice]:
+        """By application, the systems that were ordered while it served."""
+        return {
+            name: each.ordered
+            for name, versions in self.versions.items()
+            for each in versions
+            if each.ordered is not None
+        }
+
+    def under(self, choice: SystemChoice | None) -> Deployment:
+        """The deployment under the system that the command line names, but for applications with one of their own."""
+        deployment, ordered = self.deployment, self.ordered
+        if choice is None:
+            return deployment
+        pairs = zip(deployment.applications, deployment.under(choice).applications, strict=True)
+        applications = tuple(own if own.name in ordered else changed for own, changed in pairs)
+        return replace(deployment, applications=applications, system=choice)
 
     @property
     def later(self) -> list[tuple[str, KeptVersion]]:
@@ -92,10 +115,12 @@ class Restored:
 
 
 class VersionMemory:
-    """The file of versions in a state folder, for a server whose command line names `deployment`."""
+    """The file of versions in a state folder, for a server whose command line names `deployment`, and perhaps the
+    system `choice`."""
 
-    def __init__(self, folder: Path, deployment: Deployment) -> None:
+    def __init__(self, folder: Path, deployment: Deployment, choice: SystemChoice | None = None) -> None:
         self.folder, self._deployment = folder, deployment
+        self._system = choice.name if choice is not None else ""
         self._named = {each.name: digest_of(each) for each in deployment.applications}
         self._is_unread = False
         self._wanted: bytes | None = None
@@ -109,7 +134,7 @@ class VersionMemory:
             kept = msgspec.json.decode((self.folder / VERSIONS).read_bytes(), type=KeptVersions)
             if kept.format != FORMAT:
                 raise ValueError(f"it has format {kept.format}, not {FORMAT}")
-            self.restored = self._merged(kept, left_out)
+            self.restored = self._merged(kept if kept.system == self._system else _without_orders(kept), left_out)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError, InputError, msgspec.MsgspecError) as error:
@@ -165,16 +190,18 @@ class VersionMemory:
             if each.definition is not None:
                 share = f" with {100 * each.canary.share:.3g} %" if each.canary and each is not first else ""
                 found.notes.append(f"version {each.version} of {name!r}{share}")
+        if first.ordered is not None:
+            found.notes.append(f"{name!r} under {first.ordered.text}, as was ordered")
         if first.definition is None:
-            return [] if named is None else [named]
-        return [rejoined(first.application, self._deployment)]
+            return [] if named is None else [replace(named, system=first.ordered or named.system)]
+        return [rejoined(first.application, self._deployment, first.ordered)]
 
     # Writing
 
     def write(self, applications: Mapping[str, list[KeptVersion]]) -> None:
         """Write which versions there are now, soon, in a thread. Call it in the running event loop."""
         kept = {name: versions for name, versions in applications.items() if versions or name in self._named}
-        self._wanted = msgspec.json.encode(KeptVersions(FORMAT, self._named, kept))
+        self._wanted = msgspec.json.encode(KeptVersions(FORMAT, self._named, kept, self._system))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -209,10 +236,20 @@ class VersionMemory:
         made.replace(file)
 
 
-def rejoined(application: Application, deployment: Deployment) -> Application:
+def _without_orders(kept: KeptVersions) -> KeptVersions:
+    """The versions under the system that the command line names now, which is another than when systems were
+    ordered."""
+    applications = {
+        name: [structs.replace(each, ordered=None) for each in versions] for name, versions in kept.applications.items()
+    }
+    return structs.replace(kept, applications=applications)
+
+
+def rejoined(application: Application, deployment: Deployment, ordered: SystemChoice | None = None) -> Application:
     """An application that was deployed once, in a deployment: on its cluster, and with its system if that is another
-    one."""
+    one, or with the one that was `ordered` for it."""
     system = application.system if application.system.name == deployment.system.name else deployment.system.of(None)
+    system = system if ordered is None else ordered
     return replace(application, cluster=deployment.cluster, system=system)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -60,11 +60,21 @@ class Remove(Struct, frozen=True, tag="remove"):
     version: str = ""
 
 
+class ChangeSystem(Struct, frozen=True, tag="system"):
+    """Let another system decide for an application: for all its versions that start or serve, and for those that are
+    deployed later."""
+
+    application: str
+    system: str
+    """Its name, or the absolute path of its file."""
+    parameters: dict[str, Any] = {}  # msgspec copies the empty dict for each instance
+
+
 class ListVersions(Struct, frozen=True, tag="list"):
     """List all versions of all applications."""
 
 
-Order = Deploy | Promote | Remove | ListVersions
+Order = Deploy | Promote | Remove | ChangeSystem | ListVersions
 
 
 class Comparison(Struct, frozen=True):
@@ -88,6 +98,8 @@ class VersionStatus(Struct, frozen=True, omit_defaults=True):
     why: str = ""
     model: str = ""
     """Whether it answers requests now: `ready`, `resting`, `starting`, `waiting` (for cores). Empty if it has ended."""
+    system: str = ""
+    """The system that decides for it, with the parameters that were declared. Empty if it has ended."""
     compared: Comparison | None = None
 
 
