@@ -182,11 +182,11 @@ class RunState:
             replica.running = None
             if replica.use is not None:
                 replica.use.end(now_ns)
+            durations_ns = replica.group.durations_ns
             if self._resized and batch.batch in self._resized:
                 self._resized.remove(batch.batch)
-                replica.group.resized_ns[replica.rows].append(now_ns - replica.running_ns)
-            else:
-                replica.group.durations_ns[replica.rows].append(now_ns - replica.running_ns)
+                durations_ns = replica.group.resized_ns
+            durations_ns[replica.rows].append(now_ns - replica.running_ns)
             if self._keeps_service:
                 _keep_service(replica, batch, record, now_ns)
             if self._unanswered:

@@ -563,8 +563,8 @@ class CheckerState:
         requests, done = self.requests, []
         visits = replica.visits
         replica.batch, replica.visits = None, []
-        for (entry, visit), told in zip(visits, event.sizes, strict=False):
-            for stage, (rows, size) in zip(entry.version.declared.targets[visit.stage], told, strict=bool(told)):
+        for (entry, visit), works in zip(visits, event.sizes, strict=False):
+            for stage, (rows, size) in zip(entry.version.declared.targets[visit.stage], works, strict=bool(works)):
                 known_rows, known_size = entry.sizes.get(stage, (0, 0))
                 entry.sizes = {**entry.sizes, stage: (max(rows, known_rows), max(size, known_size))}
         for (entry, visit), counts in event.continuing(visits):
