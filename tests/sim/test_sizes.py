@@ -8,10 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from sloop.actions import Action, End, StartBatch
+from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.sim import Violation, World, simulate
 from sloop.units import ms, s
+from sloop.vocabulary import Outcome
 from sloop.workload import Work, trace_of
+from sloop.workload.trace import first_works
 from tests.sim.scene import WORK_CONSERVING, Broken, Tamper, once, records_of, with_clients, world
 
 FIXED = {"service": {"ratio": 1.0, "shape": "deterministic"}}
@@ -139,3 +142,84 @@ def test_a_batch_of_other_rows_than_it_may_have_is_caught(tamper: Tamper, compla
     made = crowd()
     with pytest.raises(Violation, match=complaint):
         simulate(made, core=Broken(made.setup().core(), tamper))
+
+
+# Against an ideal server, on one core
+
+
+def per_token(size: int) -> dict[str, Any]:
+    """A pass of n rows of this size takes 5 + 0.1 × n × size ms."""
+    return {"form": "quadratic", "alpha": 0.0, "beta": 0.1 * size, "gamma": 5.0}
+
+
+TYPICAL = {"latency_ms": per_token(128), "max_batch": 8, "max_cores": 1}
+SIZES = [{"size": size, "latency_ms": per_token(size)} for size in (8, 512)]
+MIXES = {
+    "uniform": {"rate": 40, "sizes": {"kind": "uniform", "least": 8, "most": 248}},
+    "few long": {"rate": 60, "sizes": {"kind": "choice", "values": [16, 512], "weights": [9, 1]}},
+    "texts": {"rate": 55, "sizes": {"kind": "lognormal", "median": 60, "sigma": 0.9, "most": 512}},
+}
+
+
+def ideal(made: World) -> float:
+    """The share in time of a server that knows what each request takes, and serves one after the other those that it
+    can serve in time."""
+    free_ns = served = count = 0
+    for at_ns, work in zip(made.trace.times_ns(), first_works(made.trace, 10**6), strict=True):
+        end_ns = max(at_ns, free_ns) + ms(5 + 0.1 * work.size)
+        count += 1
+        if end_ns - at_ns <= ms(made.application.slo_ms):
+            free_ns, served = end_ns, served + 1
+    return served / count
+
+
+def attainment(made: World) -> float:
+    ends = Counter(record.outcome for _, record in records_of(made, check_first=0) if isinstance(record, End))
+    return ends[Outcome.SERVED] / ends.total()
+
+
+@pytest.mark.parametrize("system", ["early-drop", "elastic"])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("knows", [True, False])
+def test_mixed_lengths_are_served_as_by_a_server_that_knows_what_each_takes(
+    system: str, mix: str, *, knows: bool
+) -> None:
+    """Also if the profile knows only the typical length, and the true ones have to be learnt."""
+    made = world(
+        stage={"profile": TYPICAL | ({"sizes": SIZES} if knows else {})},
+        truth={"service": {"ratio": 1.0, "cv": 0.01}, "sizes": {"only": SIZES}},
+        trace={"kind": "poisson", **MIXES[mix]},
+        system={"name": system},
+        slo_ms=200,
+        duration_s=30,
+        cores=1,
+    )
+    assert attainment(made) >= 0.97 * ideal(made)
+
+
+@pytest.mark.parametrize("system", ["early-drop", "elastic"])
+def test_clients_that_batch_themselves_are_served_as_single_rows(system: str) -> None:
+    """At 0.7 of the rows that one core can serve: 16 in 74 ms."""
+    profile = {"latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 4.0, "gamma": 10.0}, "max_batch": 16}
+    rate = 0.7 * 16 / 0.074
+    single, batched = (
+        world(
+            stage={"profile": profile},
+            trace={"kind": "poisson", "rate": rate / rows, "rows": rows},
+            system={"name": system},
+            slo_ms=450,
+            duration_s=60,
+            cores=1,
+        )
+        for rows in (1, 16)
+    )
+    assert attainment(batched) >= attainment(single) - 0.01
+
+
+def test_true_sizes_are_of_first_stages_and_at_least_two() -> None:
+    with pytest.raises(InputError, match="at least two sizes"):
+        world(truth={"sizes": {"only": SIZES[:1]}})
+    with pytest.raises(InputError, match="unknown key 'other'"):
+        world(truth={"sizes": {"other": SIZES}})
+    with pytest.raises(InputError, match="sizes ascend"):
+        world(truth={"sizes": {"only": SIZES[::-1]}})

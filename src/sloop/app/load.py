@@ -24,13 +24,21 @@ from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, r
 from sloop.app.hardware import local, read_cluster
 from sloop.app.limits import Limits, ServerLimits, read_limits, read_own_limits
 from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
-from sloop.app.stages import SLO_MS_MAX, read_output_sources, read_paths, read_slowdown, read_stages
+from sloop.app.stages import (
+    SLO_MS_MAX,
+    read_output_sources,
+    read_paths,
+    read_size_latencies,
+    read_slowdown,
+    read_stages,
+)
 from sloop.app.triton import CONFIG, read_repository
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
 from sloop.profile.model import is_model
-from sloop.profile.profile import Profile
+from sloop.profile.profile import Profile, SizeLatency
 from sloop.profile.published import PUBLISHED
+from sloop.sizes import SizeClasses
 from sloop.text import counted, listed, number
 from sloop.units import WIDE_ROUNDING
 from sloop.vocabulary import Canary, Node
@@ -596,6 +604,7 @@ def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:
         "fan_out": lambda fan_out: _fan_out(fan_out, stages),
         "shares": lambda shares: _shares(shares, stages),
         "interference": _interference,
+        "sizes": lambda sizes: _true_sizes(sizes, stages),
     }
     return read_options(Truth, value, readers=readers)
 
@@ -605,6 +614,18 @@ def _interference(value: Value) -> InterferenceTruth:
     if value.content == "none":
         return InterferenceTruth(error=0.0)
     return read_options(InterferenceTruth, value, readers={"law": read_slowdown})
+
+
+def _true_sizes(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[SizeLatency, ...]]:
+    """Per first stage, the true latencies of rows of several sizes."""
+    declared = value.mapping([stage.name for stage in stages if not stage.after])
+    found = {name: read_size_latencies(each) for name, each in declared.items()}
+    for name, sizes in found.items():
+        if len(sizes) < 2:
+            declared[name].wrong("a list of at least two sizes with their latencies")
+        with placed(declared[name]):
+            SizeClasses(tuple(each.size for each in sizes))
+    return found
 
 
 def _check_weights(topology: Value, applications: Iterable[Application]) -> None:

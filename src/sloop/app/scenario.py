@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.options import Fraction, OutOfRange, Range, Value
 from sloop.profile.interference import Slowdown
+from sloop.profile.profile import SizeLatency
 from sloop.units import s
 from sloop.vocabulary import Canary
 from sloop.workload import Trace
@@ -203,6 +204,8 @@ class Truth:
     """For stages with `each`: the number of parts of a request, or several, all equally likely."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """For stages with `when`: the fraction of the requests at the branch that take it, 0 to 1."""
+    sizes: Mapping[str, tuple[SizeLatency, ...]] = field(default_factory=dict)
+    """By first stage, the latencies of rows of several sizes, ascending, instead of those of the profiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,11 +329,11 @@ def _inline_profile(value: Value) -> Profile:
             source=value.where if options.source is None else options.source,
             software=options.software,
             date=options.date,
-            sizes=_size_latencies(fields[SIZES_KEY]) if SIZES_KEY in fields else (),
+            sizes=read_size_latencies(fields[SIZES_KEY]) if SIZES_KEY in fields else (),
         )
 
 
-def _size_latencies(value: Value) -> tuple[SizeLatency, ...]:
+def read_size_latencies(value: Value) -> tuple[SizeLatency, ...]:
     """The latencies of rows of several sizes, ascending."""
     found = []
     for each in value.elements():

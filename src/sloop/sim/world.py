@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from msgspec import structs
+
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.graph import declared_name
 from sloop.app.hardware import acquire_s
@@ -300,7 +302,7 @@ class World:
     def _truths(self, application: Application, seed: int) -> dict[str, Truths]:
         """The truth of an application version, for each of its stages."""
         truth, start = self.truth, self.truth.cold_start
-        profiles, durations_ns = profiles_of(application), self.recorded.durations_ns
+        profiles, durations_ns = self._true_profiles(application), self.recorded.durations_ns
         node_cores = {node.name: node.cores for node in self.deployment.cluster}
         declared = ServiceTruth() if durations_ns else truth.service
         service = ServiceSampler(
@@ -325,6 +327,14 @@ class World:
             pads={stage.name: stage.pads for stage in application.stages if not stage.after},
         )
         return {stage.name: truths for stage in application.stages}
+
+    def _true_profiles(self, application: Application) -> dict[VariantKey, Profile]:
+        """The profiles of an application version, with the true sizes where they are declared."""
+        sizes = _of_stages(self.truth.sizes, application)
+        return {
+            key: structs.replace(profile, sizes=sizes[key[0]]) if key[0] in sizes else profile
+            for key, profile in profiles_of(application).items()
+        }
 
     def ingress(self) -> Ingress:
         """A new stream of all events from outside the server."""
