@@ -131,10 +131,9 @@ class RunState:
         self.now_ns = now_ns
         kind = type(record)
         if kind is Request:
-            second = self._second
-            second.arrivals += 1
+            self._second.arrivals += 1
             if self._only is not None:
-                self.open[record.id] = RequestRecord(record.sent_ns, second, now_ns)
+                self.open[record.id] = RequestRecord(record.sent_ns, self._second, now_ns)
             else:
                 self._arrive(now_ns, record)
         elif kind is End:
