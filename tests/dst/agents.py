@@ -1,110 +1,92 @@
-"""A simulated cluster behind a network: an agent on each node, links that are slow, cut or lose reports, and edges.
+"""A simulated cluster behind a network: links that are slow, cut or lose reports, machines that die, and edges.
 
-It adds to `Cluster` what lies between the core and the workers. This is the model of the network, and what a driver for
-several machines must guarantee, as `sloop.serve.cluster.agents` does.
+The backend of the deciding process (`sloop.serve.cluster.agents.AgentBackend`), the agents and their nodes are those
+that serve. This module simulates what is between and around them: the network, the provider of machines, edges, and the
+planner; and `tests.dst.nodes` what is under an agent: processes and models.
 
-**Links.** The deciding process has one connection to the agent of each node, and one to each edge. A connection
-delivers messages in the order in which they were sent, however long each takes. Messages on different links overtake
-each other. What a worker says of its batches travels beside the agent's link, so a `Finished` can arrive after a
-later report of the agent; it can also be lost (the worker hangs), be late, or arrive twice. The life of replicas
-(`StartWorker`, `WorkerReady`, …) is lost only with the link.
+**Links.** A connection delivers frames in the order in which they were sent, however long each takes. Those of
+different nodes overtake each other.
 
 **Partitions.** While a node is cut off, nothing passes in either direction. If the cut is shorter than `SILENT_NS`,
-what was sent meanwhile arrives afterwards, as TCP sends it again. Otherwise the driver closes the connection: it
-reports `NodeLost`, then `WorkerLost` for every replica of the node that was not reported gone, and messages of the old
-connection count no more. The workers on the other side live on until the agent connects again. The agent then stops
-them all, and only after that the node is `NodeReady`: no core of it is given out twice. Some late reports of the old
-connection reach the core nevertheless (`GHOSTS`), because it must ignore them.
+what was sent meanwhile arrives afterwards, as TCP sends it again. Otherwise both ends close the connection, as if each
+had noticed by the missing heartbeats. Some late reports of a closed connection reach the core nevertheless (`GHOSTS`),
+because it must ignore them; so do reports of finished batches that are late, or come twice.
 
-**Nodes.** A node that dies is noticed at once if its host closes the connections, otherwise like a partition. It comes
-back with no workers. A node on demand that is lost is terminated at the provider, or comes back if it was only cut off.
-A node that was ordered to be released is expected to vanish; its loss is not reported.
-
-**Weights.** The driver begins and cancels a transfer as soon as it is ordered, and each receiver reports over its link
-that it has the files. When the driver gives up a node, chains go on without it. Files and loaded processes stay on a
-node that was only cut off, or whose deciding process has died; the next core does not know of them, and is not told
-what became of the transfers that an earlier one has ordered.
+**Machines.** One that dies takes its agent and all workers with it. It is noticed at once if its host closes the
+connections, otherwise like a partition. The provider starts another agent when the machine is back, and when an agent
+has ended that was sent away. A machine on demand comes empty.
 
 **Edges.** A request of an edge that is cut off arrives when the cut ends. After `SILENT_NS` the driver closes the
 connection: the edge's open requests are cancelled, their clients see a connection error, and requests that were under
 way never arrive. An edge that dies is noticed at once.
 
-**Planner and provider.** A plan may take seconds, never come, or be an error of a planner that was restarted. A node
-may not be available.
+**Planner and provider.** A plan may take seconds, never come, or be an error of a planner that was restarted. The
+provider may have no machine.
 
-**The deciding process** may die, and another one takes its place (`CoreDied`, `CoreBegun`). Nothing that the first one
-was told or has said counts any more. Agents keep their workers, and what those run is abandoned. They connect to the
-next process, which is told of them with their nodes (`NodeReady.kept`); one that cannot be reached comes later. Workers
-of a stage that the next process does not know are stopped before. Edges hold the requests that have not ended, and
-those that arrive meanwhile, and submit them to the next process, unless their deadline has passed: those they answer
-themselves. What was deployed is not known any more.
-
-Workers keep their numbers for life: a core begins above all numbers of those before it (`ERA`). Transfers, of which no
-core takes over any, have numbers inside that no other one of the run has.
+**The deciding process** may die, and another one takes its place (`CoreDied`, `CoreBegun`) once its backend has opened.
+Edges hold the requests that have not ended, and those that arrive meanwhile, and submit them to the next process,
+unless their deadline has passed: those they answer themselves. What was deployed is not known any more.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any, Final
+from hashlib import sha256
+from heapq import heappop
+from typing import Any, Final, cast
 
-from msgspec import Struct, structs
+import msgspec
+from msgspec import Struct
 
-from sloop.actions import (
-    AcquireNode,
-    Action,
-    AdoptWorker,
-    CancelTransfer,
-    Evict,
-    ReleaseNode,
-    ResizeWorker,
-    StartBatch,
-    StartWorker,
-    StopWorker,
-    Transfer,
-)
-from sloop.events import (
-    WOKE,
-    BatchFailed,
-    BatchLost,
-    Cancelled,
-    Event,
-    Finished,
-    KeptWorker,
-    NodeLost,
-    NodeReady,
-    NodeReleased,
-    Planned,
-    TransferFailed,
-    Transferred,
-    WorkerCompleted,
-    WorkerLost,
-    WorkerProgressed,
-    WorkerReady,
-    WorkerResized,
-    WorkerStopped,
-)
+from sloop.actions import Action, Order, StartBatch, StartWorker, StopWorker
+from sloop.app.application import Application
+from sloop.errors import MachineError
+from sloop.events import WOKE, BatchFailed, BatchLost, Cancelled, Event, Finished, Planned
+from sloop.profile.profile import Profile
+from sloop.serve.blocks import Block
+from sloop.serve.cluster.agent import Agent, AgentHost, AgentReport, BatchFinished, FromAgent
+from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, Legacy, NodeMemory
+from sloop.serve.dataflow import Assembly, Decision, StageWiring
+from sloop.serve.messages import CutBlock, Run, encode
+from sloop.serve.network import SILENT_S, Endpoint, Purpose
+from sloop.serve.protocols import CutModel, Servable
+from sloop.serve.transport import CLOSED, Frame, FrameKind
+from sloop.serve.weights.sources import ModelSource
+from sloop.shared_memory import Arenas
 from sloop.sim.checkers import HALF_UNIT, Violation
-from sloop.sim.cluster import Cluster, ClusterTruths
-from sloop.sim.happenings import Crashed
-from sloop.sim.replicas import Truths
-from sloop.units import ms, s
-from sloop.vocabulary import ALONE, Node, NodeState, ReplicaId, Request, RequestId, TransferId, WorkerId
+from sloop.sim.cluster import ClusterTruths
+from sloop.sim.happenings import Pending
+from sloop.systems.setup import weights_of
+from sloop.tensor import Signature
+from sloop.units import FOREVER_NS, ms, s
+from sloop.user_code import ModelFailure
+from sloop.vocabulary import BatchId, ModelWeights, Node, ReplicaId, Request, RequestId, WorkerId
+from tests.dst.nodes import (
+    Clock,
+    SimulatedCache,
+    SimulatedGpus,
+    SimulatedProcess,
+    SimulatedProcesses,
+    SimulatedQuotas,
+    VirtualLoop,
+    hashed,
+)
 
-SILENT_NS: Final = s(2)
-"""How long a link may be silent before the driver closes it."""
-RECONNECT_NS: Final = ms(200)
-"""How long an agent takes to connect again and to stop old workers."""
+SILENT_NS: Final = s(SILENT_S)
+"""How long a link may be silent before its ends close it."""
+BEAT_NS: Final = ms(500)
+"""In which an end of a connection is told by the other machine that nobody there knows it any more."""
 PROVIDER_NS: Final = ms(300)
-"""How long the provider takes to release a node."""
-SLOW_START: Final = 5
-"""A slow start takes so many times as long."""
+"""How long the provider takes to start an agent again, or to look again for a machine."""
 SLOW_PLAN_NS: Final = s(3)
-ABANDON_NS: Final = s(30)
-"""A worker that has not finished its batch so long after the deciding process has died is stopped."""
-WorkerEvent = WorkerProgressed | WorkerReady | WorkerCompleted | WorkerResized | WorkerLost | WorkerStopped
-ERA: Final = 1_000_000
+FETCH_BYTES_PER_S: Final = 4e9
+"""How fast models come to a machine, where the world has a network."""
+ERA: Final = WORKERS_MAX
 """Replicas of each deciding process are numbered from another multiple of this on."""
+PORT: Final = 1
+TOKEN: Final = b"of the schedules"
 
 
 class FaultKind(StrEnum):
@@ -152,12 +134,18 @@ class FaultKind(StrEnum):
     """A request of which workers die."""
     MISFIT = "misfit"
     """A request whose tensors do not fit the model."""
+    SLOW_FETCH = "slow fetch"
+    """Models come to the node at a tenth of the rate."""
+    FAILED_FETCH = "failed fetch"
+    """The store cannot be reached from the node."""
     CORE_DOWN = "core down"
     """The deciding process dies, and another one takes its place after a while."""
 
 
 OF_REQUESTS: Final = (FaultKind.BAD_REQUEST, FaultKind.DEADLY_REQUEST, FaultKind.MISFIT)
 """Faults that are in a request, and arrive with it."""
+OF_FETCHES: Final = (FaultKind.SLOW_FETCH, FaultKind.FAILED_FETCH)
+"""Faults of the way by which models come to a node."""
 
 
 class FaultBegins(Struct, frozen=True):
@@ -181,11 +169,12 @@ class AllHealed(Struct, frozen=True):
 
 
 class Reported(Struct, frozen=True):
-    """The driver tells the core an event, which does not come over a link any more."""
+    """The driver tells the core an event."""
 
     event: Event
-    era: int
-    """Number of the deciding process."""
+    era: int | None
+    """Number of the deciding process; None for what does not come from its backend. While there is none, whoever holds
+    the requests hears that."""
 
 
 class CoreDied(Struct, frozen=True):
@@ -196,36 +185,36 @@ class CoreBegun(Struct, frozen=True):
     """Another deciding process begins. What it is told of nodes and requests follows at the same instant."""
 
 
-class Overdue(Struct, frozen=True):
-    """A worker that was kept must have finished its abandoned batch by now."""
-
-    replica: ReplicaId
-
-
 class Passing(Struct, frozen=True):
-    """A message on the link of a node arrives at its other end."""
+    """A frame arrives at an end of its connection; without one, the end of the connection."""
 
-    node: str
-    session: int
-    message: Any
-    """An order on its way to the agent, or an event on its way to the core."""
-    is_report: bool
-    era: int
-    """Number of the deciding process."""
+    end: "LinkEnd"
+    frame: Frame | None
+
+
+class Accepted(Struct, frozen=True):
+    """An agent's connection reaches the deciding process."""
+
+    end: "LinkEnd"
 
 
 class LinkSilent(Struct, frozen=True):
-    """The link of a node has been silent for `SILENT_NS`, unless it has been mended since."""
+    """A connection has been silent for `SILENT_NS`, unless its node has been mended since."""
 
-    node: str
+    connection: "Connection"
     cut: int
 
 
-class AgentConnects(Struct, frozen=True):
-    """The agent of a node connects again."""
+class AgentStarts(Struct, frozen=True):
+    """The provider starts an agent, unless the node has one, or none is wanted any more."""
 
     node: str
-    cut: int
+
+
+class MachineGoes(Struct, frozen=True):
+    """A machine that was given back is terminated, with what may still run there."""
+
+    node: str
 
 
 class EdgeClosed(Struct, frozen=True):
@@ -248,624 +237,760 @@ class OpenRequests:
         self.last = RequestId(-1)
 
 
-class AgentLink:
-    """The connection to the agent of a node, as the driver sees it."""
+# Connections
 
-    __slots__ = (
-        "cut",
-        "cuts",
-        "delay_ns",
-        "downs",
-        "held",
-        "is_open",
-        "last_ns",
-        "replicas",
-        "served",
-        "session",
-        "usual_ns",
-        "was_down",
-    )
 
-    def __init__(self, delay_ns: int, *, is_open: bool) -> None:
+class Connection:
+    """Between an agent and a deciding process."""
+
+    def __init__(self, machine: "Machine", agent: VirtualLoop, core: VirtualLoop) -> None:
+        self.machine = machine
+        self.to_core, self.to_agent = LinkEnd(self, agent), LinkEnd(self, core)
+        """What the agent sends with, and what the deciding process does."""
+        self.to_core.other, self.to_agent.other = self.to_agent, self.to_core
+        self.held: list[Passing] = []
+        """What arrives when the node is reachable again."""
+
+    @property
+    def ends(self) -> "tuple[LinkEnd, LinkEnd]":
+        return self.to_core, self.to_agent
+
+
+class LinkEnd:
+    """One end of a connection, in the process that has this loop (`sloop.serve.network.NetworkLink`)."""
+
+    purpose = Purpose.AGENT
+    local_host = "here"
+    other: "LinkEnd"
+
+    def __init__(self, connection: Connection, loop: VirtualLoop) -> None:
+        self.connection, self.loop = connection, loop
+        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.on_end: Callable[[str], None] = lambda why: None
+        self.is_closed = False
+        self.last_ns = 0
+        """When the last frame that it has sent arrives."""
+
+    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
+        self.on_frame, self.on_end = on_frame, on_end
+
+    def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
+        if not self.is_closed:
+            self.connection.machine.post(self, Frame(kind, subject, value, memoryview(b"".join(payload))))
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.connection.machine.post(self, None)
+
+    def end(self, why: str) -> None:
+        """The other end is gone."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.on_end(why)
+
+    def allow(self, payload_bytes_max: int) -> None: ...
+
+    def keep_alive(self) -> None: ...
+
+
+class Listener:
+    """Accepts connections until it is closed."""
+
+    port = PORT
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    async def close(self) -> None:
+        self._then()
+
+
+class AgentProcess:
+    """The process of an agent."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self.loop = VirtualLoop(machine.cluster.pending, machine.cluster.clock)  # type: ignore[abstract]  # the rest of it is not called
+        self.agent: Agent
+        self.processes: SimulatedProcesses | None = None
+        self.serving: asyncio.Task[None]
+
+    @property
+    def workers(self) -> Mapping[Any, Any]:
+        """By number, those of its node."""
+        return self.agent._session.node.workers if self.agent._session is not None else {}
+
+    def start(self, join: Endpoint) -> None:
+        machine = self._machine
+        self.agent = Agent(join, machine.node.name, TOKEN, make_cache=lambda: cast(Any, machine.cache), around=machine)
+        self.serving = self.loop.create_task(self._serve())
+        self.serving.add_done_callback(lambda _: self._machine.on_agent_ended(self))
+
+    async def _serve(self) -> None:
+        with suppress(MachineError):  # it is sent away, or finds nobody
+            await self.agent.serve()
+
+    def kill(self) -> None:
+        """It dies, and its workers with it."""
+        session, self.agent._session = self.agent._session, None  # its coroutines have nothing to tidy up
+        self.loop.end()
+        if session is not None:  # what the operating system does
+            session._arenas.close()
+            session._arena._memory.release()
+            session._arena._map.close()
+
+
+class Machine(AgentHost):
+    """A machine of the cluster, and the network between it and the deciding process."""
+
+    def __init__(self, cluster: "RemoteCluster", node: Node, delay_ns: int) -> None:
+        self.cluster, self.node = cluster, node
         self.usual_ns = self.delay_ns = delay_ns
         """How long a message takes, without faults and now."""
-        self.session = 0
-        """Number of the connection."""
-        self.is_open = is_open
-        """Whether the driver believes in the connection."""
-        self.served = 0
-        """Number of the deciding process that the agent has served last."""
         self.cuts = self.downs = 0
-        """How many faults cut the node off, and how many keep it down."""
+        """How many faults cut it off, and how many keep it down."""
         self.cut = 0
         """Number of the last time at which it became unreachable or reachable."""
-        self.was_down = False
-        """Whether the agent has died since it connected."""
-        self.held: list[Passing] = []
-        """Messages that arrive when the node is reachable again."""
-        self.last_ns = [0, 0]
-        """When the last order and the last report arrive."""
-        self.replicas: dict[WorkerId, ReplicaId | None] = {}
-        """What was ordered to start on the node and is not reported gone."""
+        self.lives = 0
+        """How many agents it has had."""
+        self.agent: AgentProcess | None = None
+        self.connections: list[Connection] = []
+        """Of which an end is open."""
+        self.gpus = cast(Any, SimulatedGpus())
+        self.is_going = False
+        """Whether it was given back, and is to be terminated."""
+        self.clear()
+
+    def clear(self) -> None:
+        """It is a new machine."""
+        self.cache = SimulatedCache(self.cluster, self.node.name, self.cluster.sizes_bytes)
 
     @property
     def is_reachable(self) -> bool:
         """Whether messages pass."""
         return not self.cuts and not self.downs
 
+    # As the agent sees it
 
-class RemoteCluster(Cluster):
-    """Agents on nodes, behind links. `opened` is what the driver knows of requests."""
+    @property
+    def machine(self) -> str:
+        return f"{self.node.name}, life {self.lives}"
+
+    @property
+    def cores(self) -> float:
+        return self.node.cores
+
+    def actuator(self) -> Any:
+        return SimulatedQuotas(self.cluster, self.node.name, self.node.cores)
+
+    def processes(self, loop: VirtualLoop, *_: object) -> Any:
+        agent = self.agent
+        assert agent is not None
+        agent.processes = SimulatedProcesses(
+            self.cluster, self.node.name, loop, lambda: cast(Any, agent.agent._session).node
+        )
+        return agent.processes
+
+    async def connect(self, join: Endpoint, token: bytes, context: object) -> Any:
+        cluster = self.cluster
+        if not self.is_reachable or cluster.accept is None:
+            raise MachineError("the deciding process cannot be reached")
+        assert self.agent is not None
+        made = Connection(self, self.agent.loop, cluster.core_loop)
+        self.connections = [each for each in self.connections if not all(end.is_closed for end in each.ends)]
+        self.connections.append(made)
+        made.to_core.last_ns = cluster.clock.now_ns + self.delay_ns
+        cluster.push(made.to_core.last_ns, Accepted(made.to_agent))
+        return made.to_core
+
+    async def listen(self, *_: object) -> Any:
+        return Listener(lambda: None)
+
+    def close_mapped(self) -> None: ...
+
+    # The network
+
+    def post(self, sender: LinkEnd, frame: Frame | None) -> None:
+        """Send a frame, behind what was sent before."""
+        if sender.other.is_closed or sender.loop.is_over:
+            return
+        sender.last_ns = max(sender.last_ns, self.cluster.clock.now_ns + self.delay_ns)
+        self.cluster.push(sender.last_ns, Passing(sender.other, frame))
+
+    def become_unreachable(self) -> None:
+        """It has just been cut off, or is down."""
+        self.cut += 1
+        for connection in self.connections:
+            self.cluster.push(self.cluster.clock.now_ns + SILENT_NS, LinkSilent(connection, self.cut))
+
+    def become_reachable(self) -> None:
+        """What was held arrives; an end whose other process has died hears that."""
+        self.cut += 1
+        for connection in self.connections:
+            held, connection.held = connection.held, []
+            for passing in held:
+                self.cluster.push(self.cluster.clock.now_ns, passing)
+            for end in connection.ends:
+                if end.loop.is_over:
+                    self.cluster.push(self.cluster.clock.now_ns + BEAT_NS, Passing(end.other, None))
+
+    # Agents
+
+    def start_agent(self, join: Endpoint) -> None:
+        """The provider starts an agent."""
+        self.lives += 1
+        self.agent = made = AgentProcess(self)
+        made.loop.run(made.start, join)
+
+    def kill_agent(self) -> None:
+        """The machine dies, or is gone."""
+        if self.agent is not None:
+            self.agent.kill()
+            self.agent, self.cache = None, self.cache.left()
+
+    def on_agent_ended(self, agent: AgentProcess) -> None:
+        """An agent has ended by itself; the provider starts another one if it is to have one."""
+        if self.agent is agent:
+            self.kill_agent()
+            self.cluster.push(self.cluster.clock.now_ns + PROVIDER_NS, AgentStarts(self.node.name))
+
+    def check_cores(self) -> None:
+        """Violation if the workers that live here have more cores than it has. Those that are being killed do not
+        count, or that the core has given up with their batches: it waits for nothing of them."""
+        if self.agent is None:
+            return
+        workers = [
+            each
+            for each in self.agent.workers.values()
+            if not each.is_over and each.number not in self.cluster.given_up
+        ]
+        used, capacity = sum(each.cores for each in workers), self.node.cores
+        if used > capacity + HALF_UNIT * len(workers):
+            raise Violation(f"the workers on {self.node.name} have {used:g} cores, the node {capacity:g}")
+
+
+class Provider:
+    """Provides machines to one deciding process (`sloop.serve.cluster.agents.NodeProvider`), and dies with it. What an
+    earlier one has started goes on, but nobody starts it again."""
+
+    def __init__(self, cluster: "RemoteCluster") -> None:
+        self._cluster = cluster
+        self.wanted: set[str] = set()
+
+    async def host(self) -> str:
+        return "home"
+
+    def want(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
+        before, self.wanted = self.wanted, {node.name for node in nodes}
+        for name in sorted(self.wanted - before):
+            self._cluster.provide(name)
+        for name in sorted(before - self.wanted):
+            self._cluster.take_back(name)
+
+    async def close(self) -> None: ...
+
+
+class Remembered(NodeMemory):
+    """What a deciding process leaves to the next one."""
+
+    def __init__(self, former: "Remembered | None") -> None:
+        self._former = former
+        self.left: list[str] = []
+        super().__init__(None)
+        self.token = TOKEN
+
+    @property
+    def is_kept(self) -> bool:
+        return True
+
+    def _read(self) -> Legacy | None:
+        former = self._former
+        return None if former is None else Legacy(TOKEN.decode(), former.first_worker, former.left)
+
+    def write(self, nodes: list[str]) -> None:
+        self.left = nodes
+
+
+class Ear:
+    """Hears what a backend reports (`sloop.serve.protocols.BackendListener`), and tells it to the core."""
+
+    def __init__(self, cluster: "RemoteCluster") -> None:
+        self._cluster = cluster
+
+    def on_event(self, event: Event) -> None:
+        self._cluster.report(event)
+
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
+        self._cluster.report_end(event)
+
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        self._cluster.report_end(BatchFailed(batch, replica, failure.summary))
+
+
+# The cluster
+
+
+class RemoteCluster:
+    """Agents on nodes, behind links. `versions` are all application versions, of which the first `known` are known to
+    each deciding process from its start; `opened` is what the driver knows of requests."""
 
     def __init__(
         self,
+        versions: Sequence[Application],
         truths: ClusterTruths,
         nodes: Iterable[Node],
         opened: OpenRequests,
         *,
+        known: int | None = None,
         delay_ns: int = 0,
     ) -> None:
-        super().__init__(truths, nodes)
+        self._truths, self._opened = truths, opened
+        self.pending = Pending()
+        self.push: Callable[[int, Any], int] = self.pending.add
+        self.push(FOREVER_NS, WOKE)
         self.pending.void.add(-1)  # never empty, so that finished batches, too, pass through `happen`
-        self._opened = opened
-        self._links = {
-            name: AgentLink(delay_ns, is_open=node.state is NodeState.READY) for name, node in self._nodes.items()
-        }
-        self._active: Counter[tuple[FaultKind, str]] = Counter()
+        self.clock = Clock(-s(1))
+        self.stages = truths.stages
+        places = truths.weights
+        self.fetches_bytes_per_s = FETCH_BYTES_PER_S if places is not None and places.has_network else 0.0
+        self.sizes_bytes: dict[str, int] = {}
+        self._versions = [self._served(version) for version in versions]
+        self._known = len(versions) if known is None else known
+        self._nodes = tuple(nodes)
+        self._active: Counter[tuple[str, str]] = Counter()
         """How many faults of a kind act on a node now."""
-        self._node_of: dict[ReplicaId, str] = {}
-        """Of every replica that was ever ordered to start."""
-        self._hung: set[ReplicaId] = set()
-        self._ready: set[ReplicaId] = set()
-        """Workers that have loaded their model."""
-        self._busy: set[ReplicaId] = set()
-        """Workers whose batch is not over, as their agent knows it."""
-        self._abandoned: set[ReplicaId] = set()
-        """Those of them for whose batch nobody waits."""
-        self.stages: frozenset[str] | None = None
-        """The stages that a deciding process knows which takes the place of another; None for all."""
-        self._is_down = False
-        """Whether there is no deciding process."""
-        self._era = 0
+        self._healed = False
+        self._busy: set[WorkerId] = set()
+        """The replicas whose batch has not ended, as the core knows."""
+        self.given_up: set[WorkerId] = set()
+        """Those that it has stopped nevertheless."""
+        self._join: Endpoint = ("home", PORT)
+        self.accept: Callable[[Any], None] | None = None
+        """Takes a connection; None if nobody listens."""
+        self._is_down = True
+        """Whether there is no deciding process that decides."""
+        self._early: list[Event] = []
+        """What was reported before it does."""
+        self._era = -1
         """Number of the deciding process."""
-        self._known: set[ReplicaId] = set()
-        """The workers that the present deciding process has started or adopted."""
+        self._memory: Remembered | None = None
+        self._machines = {node.name: Machine(self, node, 0) for node in self._nodes}
+        self._begin_core()
+        self._settle()
+        for machine in self._machines.values():
+            machine.usual_ns = machine.delay_ns = delay_ns
+
+    def _served(self, version: Application) -> tuple[dict[tuple[str, str], Servable], dict[str, StageWiring]]:
+        """The models and stages of a version."""
+        servables, wirings = dict[tuple[str, str], Servable](), dict[str, StageWiring]()
+        weights = weights_of(version)
+        for stage in version.stages:
+            edges = self.stages[stage.name].branches
+            deciding = edges._deciding.get(stage.name, ()) if edges is not None else ()
+            decisions = tuple(Decision(edge.target) for edge in deciding)
+            wirings[stage.name] = StageWiring(stage.name, Assembly((), ()), decisions)
+            for variant in stage.variants:
+                profiles = version.profiles_of(variant)
+                own = [weights[stage.name, variant.name, hardware] for hardware in profiles]
+                servables[stage.name, variant.name] = self._model(own, profiles)
+        return servables, wirings
+
+    def _model(self, weights: Sequence[ModelWeights], profiles: Mapping[str, Profile]) -> Servable:
+        """A model with these weights, in blocks if its layers were measured."""
+        name, size_bytes = f"{weights[0].name}/{weights[0].digest}", weights[0].size_bytes
+        layers = {hardware: each.layers for hardware, each in profiles.items() if each.layers is not None}
+        known, signature = tuple(dict.fromkeys(weights)), Signature((), ())
+        if not layers:
+            return Servable("the model", signature, source=self._source(name, size_bytes), weights=known)
+        measured = next(iter(layers.values())).blocks
+        total_bytes = max(1, sum(block.param_bytes for block in measured))
+        blocks = [
+            CutBlock("", (), (), (), self._source(f"{name}/{at}", size_bytes * block.param_bytes // total_bytes))
+            for at, block in enumerate(measured)
+        ]
+        cut = CutModel(tuple(blocks), layers, min(each.max_batch for each in profiles.values()))
+        return Servable("the model", signature, weights=known, cut=cut)
+
+    def _source(self, name: str, size_bytes: int) -> str:
+        """A file in the store."""
+        digest = sha256(name.encode()).hexdigest()
+        text = f"http://store/{digest}.onnx#sha256={digest}"
+        self.sizes_bytes[ModelSource.of(text).location] = size_bytes
+        return text
 
     def schedule(self, at_ns: int, fault: FaultBegins | AllHealed) -> None:
         """Let a fault begin, or all end, at this time."""
-        self._push(at_ns, fault)  # type: ignore[arg-type]  # a happening of this class
+        self.push(at_ns, fault)
 
     def stop_faults(self, now_ns: int) -> None:
         """Does nothing: the schedule says when faults stop (`AllHealed`)."""
 
-    # From the core to the agents
+    # What acts on machines (`tests.dst.nodes.Circumstances`)
+
+    def acts(self, kind: str, node: str) -> int:
+        """How many faults of a kind act on a node now."""
+        return self._active[kind, node]
+
+    def faults_of(self, requests: Sequence[RequestId]) -> Sequence[str | None]:
+        """The faults that these requests carry."""
+        return [self._opened.faulty.get(request) for request in requests]
+
+    # From the core to the backend
 
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
-        """Send a batch to its worker."""
-        node = self._node_of[order.replica]
-        if self._links[node].is_open:
-            self._send(now_ns, node, order)
+        """Run a batch. Violation if its replica runs one already."""
+        self.clock.now_ns = now_ns
+        placed = self.backend._workers.get(order.replica)
+        if placed is not None and placed.batch is not None:
+            raise Violation(f"batch {order.batch} reaches replica {order.replica}, which still runs {placed.batch}")
+        self._busy.add(order.replica)
+        visits = list(order.visits)
+        run = Run(len(visits), [encode(visit) for visit in visits])
+        self.core_loop.do(self.backend.run, order.batch, order.replica, run)
 
     def obey(self, now_ns: int, order: Action) -> None:
-        """Send an order to the agent, or to the provider of nodes."""
-        order = self._noted(order)
-        if isinstance(order, StartWorker):
-            node = order.spec.node or ""
-            self._node_of[order.worker] = node
-            link = self._links[node]
-            if link.is_open:
-                link.replicas[order.worker] = order.replica
-                self._send(now_ns, node, order)
-            else:
-                self._report(now_ns, WorkerLost(order.worker, f"node {node} is not connected"))
-        elif isinstance(order, StopWorker):
-            link = self._links[self._node_of[order.worker]]
-            if link.is_open and order.worker in link.replicas:
-                self._send(now_ns, self._node_of[order.worker], order)
-            elif order.worker not in link.replicas:
-                self._report(now_ns, WorkerStopped(order.worker))
-        elif isinstance(order, ResizeWorker | Evict):
-            node = order.node if isinstance(order, Evict) else self._node_of[order.worker]
-            if self._links[node].is_open:
-                self._send(now_ns, node, order)
-        elif isinstance(order, AcquireNode):
-            self._acquire(now_ns, order.node)
-        elif isinstance(order, ReleaseNode):
-            self._release(now_ns, order.node)
-        elif isinstance(order, Transfer | CancelTransfer):
-            self._move_weights(now_ns, order)
+        """Pass an order to the backend; other actions, such as decisions, have no effect."""
+        self.clock.now_ns = now_ns
+        if isinstance(order, StopWorker) and order.worker in self._busy:
+            self.given_up.add(order.worker)
+        if isinstance(order, Order):
+            self.core_loop.do(self._order, order)
 
-    def _noted(self, order: Action) -> Action:
-        """An order with the number that its transfer has here. Its worker is known from now on."""
-        if isinstance(order, StartWorker | AdoptWorker):
-            self._known.add(order.worker)
-        if isinstance(order, StartWorker | Transfer | CancelTransfer) and order.transfer is not None:
-            return structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
-        return order
+    def _order(self, order: Order) -> None:
+        if isinstance(order, StartWorker) and self.backend.servable(order.spec.stage, order.spec.variant) is None:
+            key = order.spec.stage, order.spec.variant
+            deployed = next(each for each in self._versions if key in each[0])
+            self.backend.learn(*deployed, threads_prepared=1)
+        self.backend.order(order)
 
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The answer of the planner, as its process is now."""
+        self.clock.now_ns = now_ns
         if self._active[FaultKind.LOST_PLANS, ""]:
             return
         if self._active[FaultKind.FAILED_PLANS, ""]:
             keys = [*planned.plans, *planned.errors]
             planned = Planned(planned.number, {}, dict.fromkeys(keys, "the planner process died"), restarted=True)
         slow_ns = SLOW_PLAN_NS if self._active[FaultKind.SLOW_PLANS, ""] else 0
-        self._report(now_ns + self._truths.plan_ns + slow_ns, planned)
+        self.report(planned, self._truths.plan_ns + slow_ns)
 
-    def _send(self, now_ns: int, node: str, message: Any, *, is_report: bool = False) -> None:
-        """Send a message over the link of a node, behind what was sent before."""
-        link = self._links[node]
-        at_ns = link.last_ns[is_report] = max(link.last_ns[is_report], now_ns + link.delay_ns)
-        self._push(at_ns, Passing(node, link.session, message, is_report, self._era))  # type: ignore[arg-type]
+    # From the backend to the core
 
-    def _report(self, at_ns: int, event: Event) -> None:
-        """The driver tells the core an event at this time."""
-        self._push(at_ns, Reported(event, self._era))  # type: ignore[arg-type]
+    def report(self, event: Event, after_ns: int = 0) -> None:
+        """The driver tells the core an event after this time."""
+        if self._is_down:
+            self._early.append(event)
+        else:
+            self.push(self.clock.now_ns + after_ns, Reported(event, self._era))
+
+    def report_end(self, event: Finished | BatchFailed) -> None:
+        """A batch has ended, of which the core may hear late, or twice."""
+        machine = self._machine_of(event.replica)
+        node = machine.node.name if machine is not None else ""
+        late_ns = hashed(event.batch) * ms(1) if self._active[FaultKind.LATE_REPORTS, node] else 0
+        if self._active[FaultKind.REPEATED_REPORTS, node]:
+            self.report(event, late_ns + hashed(event.batch + 1) * ms(1))
+        self.report(event, late_ns)
+
+    def _machine_of(self, replica: ReplicaId) -> Machine | None:
+        placed = self.backend._workers.get(replica)
+        return self._machines[placed.agent.hello.name] if placed is not None else None
 
     # What happens
 
-    def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:  # also those of this class
+    def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:
         """Apply a pending entry. Returns the event for the core, or None."""
-        found: Any = self._happen(now_ns, sequence, event)
-        if isinstance(found, Transferred | TransferFailed):
-            era, transfer = divmod(found.transfer, ERA)
-            return structs.replace(found, transfer=TransferId(transfer)) if era == self._era else None
-        about = getattr(found, "worker", getattr(found, "replica", None))
-        return found if about is None or about in self._known else None
-
-    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:  # noqa: PLR0911  # one for each kind
-        """The same, with the numbers that transfers have here, and also of workers that this core does not know."""
+        self.clock.now_ns = now_ns
         kind = type(event)
-        if kind is Passing:
-            return self._pass(now_ns, event)
-        if kind is Reported:
-            return event.event if event.era == self._era else None
-        if kind in FAULT_STEPS:
-            return FAULT_STEPS[kind](self, now_ns, event)
-        if kind is NodeReady:
-            return self._acquired(now_ns, event)
-        if kind is WorkerResized and event.worker in self._replicas:
-            node = self._node_of[event.worker]
-            if self._active[FaultKind.REFUSED_RESIZES, node]:
-                event = WorkerResized(event.worker, self._replicas[event.worker].slot.cores)
-        found = super().happen(now_ns, sequence, event)
-        if found is None:
-            return None
-        if kind is WorkerReady:
-            self._ready.add(event.worker)
-        elif kind is BatchLost:
-            self._busy.discard(event.replica)
-        if kind is Transferred or kind is TransferFailed:
-            return self._leave(now_ns, event.node, found)
-        about = event.worker if isinstance(event, WorkerEvent) else event.replica
-        return self._leave(now_ns, self._node_of[about], found)
-
-    def _leave(self, now_ns: int, node: str, event: Any) -> Event | None:  # an event of a node
-        """An agent or a worker reports something: it reaches the core at once if the link is as quick as that."""
-        link = self._links[node]
-        if type(event) is not Finished and type(event) is not BatchFailed:
-            if link.is_reachable and link.is_open and not link.delay_ns and link.last_ns[1] <= now_ns:
-                return self._arrived(link, event)
-            self._send(now_ns, node, event, is_report=True)
-            return None
-        replica = self._replicas.get(event.replica)
-        if replica is not None:
-            replica.batch_end = None
-        if self._active[FaultKind.LOST_REPORTS, node]:
-            return None
-        self._busy.discard(event.replica)
-        if event.replica in self._abandoned:
-            self._abandoned.discard(event.replica)
-            self._send(now_ns, node, WorkerReady(event.replica), is_report=True)
-            return None
-        late_ns = link.delay_ns
-        if self._active[FaultKind.LATE_REPORTS, node]:
-            late_ns += hashed(event.batch) * ms(1)
-        if self._active[FaultKind.REPEATED_REPORTS, node]:
-            again_ns = now_ns + late_ns + hashed(event.batch + 1) * ms(1)
-            self._push(again_ns, Passing(node, link.session, event, True, self._era))  # type: ignore[arg-type]
-        if not late_ns and link.is_reachable and link.is_open:
-            finished: Event = event
-            return finished
-        self._push(now_ns + late_ns, Passing(node, link.session, event, True, self._era))  # type: ignore[arg-type]
+        if kind is asyncio.TimerHandle:
+            if not event._cancelled:
+                event._loop.run(event._run)
+        elif kind is Passing:
+            self._pass(event)
+        elif kind is Reported:
+            if event.era is not None and (event.era != self._era or self._is_down):
+                return None
+            if isinstance(event.event, Finished | BatchFailed | BatchLost):
+                self._busy.discard(event.event.replica)
+            told: Event = event.event
+            return told
+        elif kind in STEPS:
+            found: Event | None = STEPS[kind](self, event)
+            return found
         return None
 
-    def _pass(self, now_ns: int, passing: Passing) -> Event | None:
-        """A message arrives at the other end of its link, unless the link is cut or closed."""
-        link, message = self._links[passing.node], passing.message
-        if passing.session != link.session or not link.is_open:
-            is_heard = passing.is_report and passing.era == self._era and not self._is_down
-            is_ghost = is_heard and self._active[FaultKind.GHOSTS, ""]
-            return self._arrived(link, message) if is_ghost else None
-        if not link.is_reachable:
-            link.held.append(passing)
-            return None
-        if passing.is_report:
-            return self._arrived(link, message)
-        if type(message) is StartBatch:
-            self._run(now_ns, message)
-        elif type(message) is StartWorker:
-            self._begin(now_ns, message)
+    def _pass(self, passing: Passing) -> None:
+        """A frame arrives at the other end of its connection, unless the node is unreachable or the end closed."""
+        end, machine = passing.end, passing.end.connection.machine
+        if not machine.is_reachable:
+            end.connection.held.append(passing)
+        elif end.is_closed:
+            if passing.frame is not None and end is end.connection.to_agent and self._active[FaultKind.GHOSTS, ""]:
+                self._haunt(end, passing.frame)
+        elif passing.frame is None:
+            end.loop.run(end.end, CLOSED)
         else:
-            super().obey(now_ns, message)
-            if type(message) is ResizeWorker:
-                self._check_cores(self._node_of[message.worker])
-        return None
+            end.loop.run(end.on_frame, passing.frame)
+            if end is end.connection.to_core:
+                machine.check_cores()
 
-    def _arrived(self, link: AgentLink, event: Event) -> Event:
-        if type(event) is WorkerLost or type(event) is WorkerStopped:
-            link.replicas.pop(event.worker, None)
-            for id in [id for id, body in link.replicas.items() if body == event.worker]:
-                del link.replicas[id]
-        return event
-
-    # Agents and workers
-
-    def _begin(self, now_ns: int, order: StartWorker) -> None:
-        """Start a worker."""
-        node = order.spec.node or ""
-        super().obey(now_ns, order)
-        self._check_cores(node)
-        if order.replica is None and self._active[FaultKind.FAILED_STARTS, node]:
-            self._push(now_ns + ms(hashed(order.worker)), Crashed(order.worker))
-
-    def _start_ns(self, now_ns: int, order: StartWorker, truths: Truths) -> int:
-        is_slow = self._active[FaultKind.SLOW_STARTS, self._node_of[order.worker]]
-        return super()._start_ns(now_ns, order, truths) * (SLOW_START if is_slow else 1)
-
-    def _run(self, now_ns: int, order: StartBatch) -> None:
-        """A worker runs a batch. Violation if it runs one already."""
-        replica = self._replicas.get(order.replica)
-        if replica is None:
+    def _haunt(self, end: LinkEnd, frame: Frame) -> None:
+        """A late report of a closed connection reaches the core."""
+        if end.loop is not self.core_loop:
             return
-        if replica.batch_end is not None:
-            what = f"batch {order.batch} reaches replica {order.replica}, which still runs {replica.batch_end[2]}"
-            raise Violation(f"at {now_ns} ns: {what}")
-        if replica.part is not None and replica.pipeline is None:  # it was broken while the order was under way
-            self._push(now_ns, BatchLost(order.batch, order.replica, "another part of its pipeline is lost"))
-            return
-        self._busy.add(order.replica)
-        if order.replica in self._hung:
-            self._fall_silent(now_ns, order.batch, order.replica)
-            return
-        node, size = self._node_of[order.replica], len(order.requests)
-        replica.size = size
-        # Taken from the requests, so that a batch takes as long when other operations are removed.
-        factor = 0.5 + hashed(order.requests[0] * 31 + size) / 512
-        service_ns = round(replica.speed.means_ns[size] * factor) << min(self._active[FaultKind.SLOW_NODE, node], 5)
-        faults = {self._opened.faulty.get(request) for request in order.requests}
-        end_ns = now_ns + service_ns
-        if FaultKind.DEADLY_REQUEST in faults:
-            self._push(end_ns, Crashed(order.replica))
-            return
-        if FaultKind.BAD_REQUEST in faults or self._active[FaultKind.FAILED_BATCHES, node]:
-            failed = BatchFailed(order.batch, order.replica, "the model raised")
-            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)
-            return
-        counts = replica.branches.taken(order) if replica.branches is not None else ()
-        misfits: tuple[int, ...] = ()
-        if FaultKind.MISFIT in faults:
-            ill = FaultKind.MISFIT
-            misfits = tuple(at for at, id in enumerate(order.requests) if self._opened.faulty.get(id) is ill)
-        if misfits and size == 1:  # as the driver says it
-            failed = BatchFailed(order.batch, order.replica, "its tensors do not fit")
-            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)
-            return
-        finished = Finished(order.batch, order.replica, service_ns, counts, misfits)
-        replica.batch_end = (end_ns, self._push(end_ns, finished), finished)
+        for record in msgspec.msgpack.decode(frame.payload, type=list[FromAgent]):
+            if isinstance(record, AgentReport):
+                self.report(record.event)
+            elif isinstance(record, BatchFinished):
+                self.report(Finished(record.batch, record.replica, record.service_ns, record.edge_counts))
 
-    def _check_cores(self, node: str) -> None:
-        """Violation if the workers that live on a node have more cores than it has."""
-        used, capacity = 0.0, self._nodes[node].node.cores
-        for replica in self._replicas.values():
-            if replica.spec.node == node:
-                used += replica.slot.cores
-                if replica.shadow is not None:
-                    used += replica.shadow.shadow.cores
-        if used > capacity + HALF_UNIT * len(self._replicas):
-            raise Violation(f"the workers on {node} have {used:g} cores, the node {capacity:g}")
+    def _accepted(self, event: Accepted) -> None:
+        """A connection reaches the deciding process."""
+        end = event.end
+        if self.accept is None or end.loop is not self.core_loop or not end.connection.machine.is_reachable:
+            self.push(self.clock.now_ns + BEAT_NS, Passing(end.other, None))
+        else:
+            end.loop.run(self.accept, end)
 
-    def _kill_all(self, now_ns: int, node: str, numbers: Container[ReplicaId] | None = None) -> None:
-        """The workers of a node are gone, and nobody says so: all, or those of `numbers`."""
-        for id in [id for id, replica in self._replicas.items() if replica.spec.node == node]:
-            if numbers is None or id in numbers:
-                replica = self._replicas.pop(id)
-                if replica.shadow is not None:
-                    self._forget_shadow(replica.shadow)
-                self._abandon_batch(now_ns, replica)
-                self._break_pipeline(now_ns, id, replica, is_lost=True)
+    def _silent(self, event: LinkSilent) -> None:
+        machine = event.connection.machine
+        if machine.cut == event.cut and not machine.is_reachable:
+            for end in event.connection.ends:
+                end.loop.run(end.end, f"it has been silent for {SILENT_S:g} s")
 
     # The deciding process
 
-    def _core_dies(self, now_ns: int, fault: FaultBegins) -> CoreDied | None:
+    def _begin_core(self) -> None:
+        """A deciding process starts. It decides once its backend has opened."""
+        self._era += 1
+        self._memory, self._provider = Remembered(self._memory), Provider(self)
+        self._early = []
+        self.core_loop = VirtualLoop(self.pending, self.clock)  # type: ignore[abstract]  # as above
+        self.core_loop.run(self._open_backend)
+
+    def _open_backend(self) -> None:
+        assert self._memory is not None
+        servables, wirings = dict[tuple[str, str], Servable](), dict[str, StageWiring]()
+        for models, stages in self._versions[: self._known]:
+            servables |= models
+            wirings |= stages
+        self.backend = AgentBackend(
+            *(servables, wirings, self._provider),
+            arenas=Arenas(),
+            nodes=self._nodes,
+            pid=1,
+            memory=self._memory,
+            listen=cast(Callable[..., Awaitable[Any]], self._listen),
+            clock_ns=lambda: self.clock.now_ns,
+        )
+        self.backend.attach(Ear(self))
+        opening = self.core_loop.create_task(self.backend.open())
+        opening.add_done_callback(self._on_open)
+
+    async def _listen(
+        self, endpoint: Endpoint, token: bytes, accept: Callable[[Any], None], context: object
+    ) -> Listener:
+        self.accept = accept
+
+        def stop() -> None:
+            self.accept = None
+
+        return Listener(stop)
+
+    def _on_open(self, opening: "asyncio.Task[None]") -> None:
+        opening.result()
+        self.push(self.clock.now_ns, CoreBegun())
+
+    def _core_begins(self, event: CoreBegun) -> CoreBegun | None:
+        """It decides from now on. It hears of the nodes that are not as it expects, then of the requests that edges
+        hold."""
+        self._is_down = False
+        early, self._early = self._early, []
+        for each in early:
+            self.report(each)
+        if not self._era:
+            return None
+        self.report(WOKE)
+        for request in self._opened.by_id.values():
+            if request.deadline_ns >= self.clock.now_ns:  # its edge answers it otherwise
+                self.report(request)
+        return event
+
+    def _core_dies(self, fault: FaultBegins) -> CoreDied | None:
         """The deciding process dies. Its connections end, and with them all that was under way."""
         if self._is_down:
             return None
-        self._is_down = True
-        self._push(now_ns + max(fault.span_ns, 1), FaultEnds(fault))  # type: ignore[arg-type]
-        for link in self._links.values():
-            if link.is_open:
-                self._close(link)
-            link.held.clear()
-        # Agents finish what they do at once, such as a resize, before they connect again.
-        self.pending.void.update(entry[1] for entry in self.pending.heap if type(entry[2]) is WorkerResized)
-        for shadow in list(self._shadows.values()):  # nor do they keep shadows
-            self._forget_shadow(shadow)
-            shadow.body.update_speed()
-        for id in self._busy & self._replicas.keys():
-            self._abandoned.add(id)
-            self._push(now_ns + ABANDON_NS, Overdue(id))  # type: ignore[arg-type]
+        self._is_down, self.accept = True, None
+        self.push(self.clock.now_ns + max(fault.span_ns, 1), FaultEnds(fault))
+        for machine in self._machines.values():
+            for connection in machine.connections:
+                if machine.is_reachable:
+                    connection.to_agent.close()
+        self.core_loop.end()
         return CoreDied()
 
-    def _core_begins(self, now_ns: int) -> CoreBegun | None:
-        """Another one begins. It hears of the nodes, of which it expects that all are there that are not on demand;
-        then of the requests that edges hold."""
-        if not self._is_down:
-            return None
-        self._is_down = False
-        self._era += 1
-        self._known.clear()
-        for name, link in self._links.items():
-            node = self._nodes[name]
-            if node.state is NodeState.READY and link.is_reachable:
-                self._report(now_ns, self._joined(now_ns, name))
-            elif not node.node.on_demand:
-                self._report(now_ns, NodeLost(name, "its agent has not connected"))
-        self._report(now_ns, WOKE)
-        for request in self._opened.by_id.values():
-            if request.deadline_ns >= now_ns:  # its edge answers it otherwise
-                self._report(now_ns, request)
-        return CoreBegun()
-
-    def _joined(self, now_ns: int, name: str) -> NodeReady:
-        """The agent of a node has connected: what it has kept."""
-        link, kept = self._links[name], list[KeptWorker]()
-        own = {id: replica for id, replica in self._replicas.items() if replica.spec.node == name}
-        unknown = set(own)
-        if link.served != self._era:
-            unknown = {id for id, each in own.items() if self.stages is not None and each.spec.stage not in self.stages}
-        unknown |= {id for id, each in own.items() if each.part is not None}  # a new core knows nothing of pipelines
-        self._kill_all(now_ns, name, unknown)
-        link.served = self._era
-        self._connect(link)
-        for id in own.keys() - unknown:
-            spec = structs.replace(own[id].spec.with_cores(own[id].slot.cores), shape=ALONE)
-            kept.append(KeptWorker(id, spec, id in self._ready and id not in self._busy))
-            link.replicas[id] = None
-        return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.worker)))
-
-    def _overdue(self, now_ns: int, event: Overdue) -> None:
-        """An agent stops a worker that does not finish its abandoned batch."""
-        if event.replica in self._abandoned and event.replica in self._replicas:
-            self._abandoned.discard(event.replica)
-            self._stop(now_ns, event.replica)
+    def _settle(self) -> None:
+        """Let all that happens before the first instant happen."""
+        heap = self.pending.heap
+        while heap[0][0] < 0:
+            at_ns, sequence, event = heappop(heap)
+            self.happen(max(at_ns, self.clock.now_ns), sequence, event)
+        assert not self._is_down, "the first deciding process has not begun"
 
     # Nodes
 
-    def _acquire(self, now_ns: int, node: str) -> None:
-        there = self._nodes[node]
-        if self._active[FaultKind.FAILED_ACQUIRES, ""]:
-            there.state = NodeState.LOST
-            self._report(now_ns + PROVIDER_NS, NodeLost(node, f"no {there.node.hardware} is available"))
-        else:
-            super()._acquire(now_ns, node)
+    def provide(self, name: str) -> None:
+        """A deciding process wants a node."""
+        machine = self._machines[name]
+        if machine.node.on_demand and (machine.agent is None or machine.is_going):
+            machine.cut, machine.cuts, machine.downs, machine.is_going = machine.cut + 1, 0, 0, False
+            machine.kill_agent()  # of the machine that was there before
+            machine.clear()
+            after_ns = self._truths.acquisition.draw_ns(self.clock.now_ns, machine.node.hardware)
+            self.push(self.clock.now_ns + after_ns, AgentStarts(name))
+        elif machine.agent is None:
+            self.push(self.clock.now_ns, AgentStarts(name))
 
-    def _acquired(self, now_ns: int, event: NodeReady) -> Event | None:
-        """The provider has a node: a new machine without workers."""
-        node, link = self._nodes[event.node.name], self._links[event.node.name]
-        if node.state is not NodeState.ACQUIRING:
-            return None
-        self._kill_all(now_ns, event.node.name)
-        link.cuts = link.downs = 0
-        found = super().happen(now_ns, -2, event)
-        if self._is_down:
-            return None  # its agent connects when there is a deciding process
-        link.served = self._era
-        self._connect(link)
-        return found
+    def take_back(self, name: str) -> None:
+        """A deciding process does not want a node any more."""
+        self._machines[name].is_going = True
+        self.push(self.clock.now_ns + PROVIDER_NS, MachineGoes(name))
 
-    def _release(self, now_ns: int, node: str) -> None:
-        self._nodes[node].state = NodeState.RELEASED
-        self._kill_all(now_ns, node)
-        self._lose_weights(now_ns, node)
-        self._close(self._links[node])
-        self._report(now_ns + PROVIDER_NS, NodeReleased(node))
+    def _machine_goes(self, event: MachineGoes) -> None:
+        if self._machines[event.node].is_going:
+            self._machines[event.node].kill_agent()
 
-    def _connect(self, link: AgentLink) -> None:
-        self._close(link)
-        link.is_open = True
-        link.cut += 1
-
-    def _close(self, link: AgentLink) -> None:
-        """The driver closes a connection: nothing of it counts any more."""
-        link.is_open = link.was_down = False
-        link.session += 1
-        link.replicas.clear()
-
-    def _declare_lost(self, now_ns: int, name: str, why: str) -> int:
-        """The driver gives up a node and tells the core. Returns when it has told all."""
-        link, node = self._links[name], self._nodes[name]
-        self._report(now_ns, NodeLost(name, why))
-        reported_ns, gap_ns = now_ns, ms(link.session % 3)
-        for id in [id for id, body in link.replicas.items() if body is None]:
-            reported_ns += gap_ns
-            self._report(reported_ns, WorkerLost(id, f"node {name} is lost: {why}"))
-        self._lose_weights(now_ns, name)
-        # Its transfers have ended. Starts that wait for them end too; otherwise another core would adopt them.
-        awaiting = self._transfers._awaiting if self._transfers is not None else {}
-        waiting = [awaiting.pop(key) for key in [*awaiting] if key[1] == name]
-        starting = {
-            id for ids in waiting for id in ids if id in self._replicas and self._replicas[id].start is not None
-        }
-        self._kill_all(now_ns, name, starting)
-        self._close(link)
-        if node.node.on_demand and (link.downs or link.session % 2):
-            node.state = NodeState.LOST
-            self._kill_all(now_ns, name)
-        return reported_ns
-
-    def _unreachable(self, now_ns: int, name: str, *, at_once: bool) -> None:
-        """A node has just been cut off, or is down."""
-        link = self._links[name]
-        link.cut += 1
-        if at_once and link.is_open:
-            self._declare_lost(now_ns, name, "its connection was closed")
-        else:
-            self._push(now_ns + SILENT_NS, LinkSilent(name, link.cut))  # type: ignore[arg-type]
-
-    def _silent(self, now_ns: int, event: LinkSilent) -> None:
-        link = self._links[event.node]
-        if link.cut == event.cut and link.is_open and not link.is_reachable:
-            self._declare_lost(now_ns, event.node, f"it has been silent for {SILENT_NS / 1e9:g} s")
-
-    def _restored(self, now_ns: int, name: str) -> None:
-        """A node is reachable again: what was held arrives, or its agent connects."""
-        link = self._links[name]
-        link.cut += 1
-        if link.was_down or not link.is_open:
-            self._push(now_ns + RECONNECT_NS, AgentConnects(name, link.cut))  # type: ignore[arg-type]
+    def _agent_starts(self, event: AgentStarts) -> None:
+        machine = self._machines[event.node]
+        if machine.agent is not None or machine.downs or event.node not in self._provider.wanted:
             return
-        self._let_pass(now_ns, link)
-
-    def _let_pass(self, now_ns: int, link: AgentLink) -> None:
-        """What the network has held arrives."""
-        held, link.held = link.held, []
-        for passing in held:
-            self._push(now_ns, passing)  # type: ignore[arg-type]
-
-    def _agent_connects(self, now_ns: int, event: AgentConnects) -> NodeReady | None:
-        link, node = self._links[event.node], self._nodes[event.node]
-        is_gone = link.cut != event.cut or not link.is_reachable or node.state is not NodeState.READY
-        if is_gone or self._is_down:
-            return None
-        if link.served != self._era and not link.is_open:
-            return self._joined(now_ns, event.node)
-        reported_ns = self._declare_lost(now_ns, event.node, "its agent began anew") if link.is_open else now_ns
-        if node.state is NodeState.READY:
-            self._kill_all(now_ns, event.node)
-            self._connect(link)
-            self._let_pass(now_ns, link)
-            self._report(reported_ns, NodeReady(node.node))
-        return None
+        if machine.node.on_demand and self._active[FaultKind.FAILED_ACQUIRES, ""]:
+            self.push(self.clock.now_ns + PROVIDER_NS, event)
+        else:
+            machine.start_agent(self._join)
 
     # Faults
 
-    def _fault_begins(self, now_ns: int, fault: FaultBegins) -> CoreDied | None:
+    def _fault_begins(self, fault: FaultBegins) -> CoreDied | None:
         if self._healed:
             return None
         if fault.kind is FaultKind.CORE_DOWN:
-            return self._core_dies(now_ns, fault)
+            return self._core_dies(fault)
         if fault.span_ns:
-            self._push(now_ns + fault.span_ns, FaultEnds(fault))  # type: ignore[arg-type]
+            self.push(self.clock.now_ns + fault.span_ns, FaultEnds(fault))
         begin = BEGINNINGS.get(fault.kind)
         if begin is None:
             self._active[fault.kind, fault.node] += 1 + fault.detail % 5
         else:
-            begin(self, now_ns, fault)
+            begin(self, fault)
         return None
 
-    def _cut_off(self, now_ns: int, fault: FaultBegins) -> None:
+    def _cut_off(self, fault: FaultBegins) -> None:
         """A node is cut off or goes down."""
-        link = self._links[fault.node]
-        if self._nodes[fault.node].state is not NodeState.READY:
+        machine = self._machines[fault.node]
+        if machine.agent is None and not machine.downs:
             return
-        was_reachable = link.is_reachable
+        was_reachable = machine.is_reachable
         if fault.kind is FaultKind.CUT:
-            link.cuts += 1
+            machine.cuts += 1
         else:
-            link.downs += 1
-            link.was_down = True
-            self._kill_all(now_ns, fault.node)
+            machine.downs += 1
+            machine.kill_agent()
+            if fault.detail % 2 == 0 and was_reachable:
+                for connection in machine.connections:
+                    connection.to_agent.loop.run(connection.to_agent.end, CLOSED)
         if was_reachable:
-            at_once = fault.kind is FaultKind.NODE_DOWN and fault.detail % 2 == 0
-            self._unreachable(now_ns, fault.node, at_once=at_once)
+            machine.become_unreachable()
 
-    def _slow_down(self, now_ns: int, fault: FaultBegins) -> None:
+    def _slow_down(self, fault: FaultBegins) -> None:
         """The messages of a node take longer."""
-        self._links[fault.node].delay_ns += ms(5 * (1 + hashed(fault.detail)))
+        self._machines[fault.node].delay_ns += ms(5 * (1 + hashed(fault.detail)))
 
-    def _hurt_worker(self, now_ns: int, fault: FaultBegins) -> None:
+    def _hurt_worker(self, fault: FaultBegins) -> None:
         """One worker of a node dies or hangs, if there are any."""
-        own = [id for id, replica in self._replicas.items() if replica.spec.node == fault.node]
-        if fault.kind is FaultKind.SHADOW_CRASH:
-            own = [id for id in own if self._replicas[id].shadow is not None]
+        agent = self._machines[fault.node].agent
+        wants_shadow = fault.kind is FaultKind.SHADOW_CRASH
+        own: list[SimulatedProcess] = [
+            each.process
+            for each in (agent.workers.values() if agent is not None else ())
+            if each.process is not None and (each.order.replica is not None) is wants_shadow
+        ]
         if not own:
             return
-        id = own[fault.detail % len(own)]
-        shadow = self._replicas[id].shadow
-        if fault.kind is FaultKind.SHADOW_CRASH and shadow is not None:
-            self._lose_shadow(now_ns, shadow)
-        elif fault.kind is FaultKind.CRASH:
-            self._lose(now_ns, id, "the worker process died")
+        hurt = own[fault.detail % len(own)]
+        if fault.kind is FaultKind.HANG:
+            hurt.is_hung = True
         else:
-            self._hung.add(id)
-            if (end := self._replicas[id].batch_end) is not None:
-                self._fall_silent(now_ns, end[2].batch, id)
-            self._abandon_batch(now_ns, self._replicas[id])
+            hurt.die()
 
-    def _leave_clients(self, now_ns: int, fault: FaultBegins) -> None:
+    def _leave_clients(self, fault: FaultBegins) -> None:
         """Some clients leave; the requests of some have just ended."""
         ids = list(self._opened.by_id)
         latest = range(max(0, self._opened.last - 2), self._opened.last + 1)
         for id in sorted({*ids[fault.detail % 7 :: 3][:5], *latest}):
-            self._report(now_ns, Cancelled(RequestId(id)))
+            self._tell(Cancelled(RequestId(id)))
 
-    def _cut_edge(self, now_ns: int, fault: FaultBegins) -> None:
+    def _tell(self, event: Event, after_ns: int = 0) -> None:
+        """Tell the core what does not come from its backend."""
+        self.push(self.clock.now_ns + after_ns, Reported(event, None))
+
+    def _cut_edge(self, fault: FaultBegins) -> None:
         """An edge dies, or is cut off for so long that the driver closes its connection."""
         if fault.kind is FaultKind.EDGE_DOWN:
-            self._push(now_ns, EdgeClosed(fault.detail))  # type: ignore[arg-type]
+            self.push(self.clock.now_ns, EdgeClosed(fault.detail))
         elif fault.span_ns > SILENT_NS:
-            self._push(now_ns + SILENT_NS, EdgeClosed(fault.detail))  # type: ignore[arg-type]
+            self.push(self.clock.now_ns + SILENT_NS, EdgeClosed(fault.detail))
 
-    def _wake_core(self, now_ns: int, fault: FaultBegins) -> None:
+    def _wake_core(self, fault: FaultBegins) -> None:
         for index in range(5):
-            self._report(now_ns + ms(index * (fault.detail % 50)), WOKE)
+            self._tell(WOKE, ms(index * (fault.detail % 50)))
 
-    def _fault_ends(self, now_ns: int, event: FaultEnds) -> CoreBegun | None:
+    def _fault_ends(self, event: FaultEnds) -> None:
         fault = event.begun
         if fault.kind is FaultKind.CORE_DOWN:
-            return self._core_begins(now_ns)
+            self._begin_core()
+            return
         if self._healed:
-            return None
+            return
         kind, name = fault.kind, fault.node
         if kind in (FaultKind.NODE_DOWN, FaultKind.CUT):
-            link = self._links[name]
-            was_reachable = link.is_reachable
-            if kind is FaultKind.CUT:
-                link.cuts = max(0, link.cuts - 1)
-            else:
-                link.downs = max(0, link.downs - 1)
-            if link.is_reachable and not was_reachable:
-                self._restored(now_ns, name)
+            machine = self._machines[name]
+            cuts = max(0, machine.cuts - (kind is FaultKind.CUT))
+            self._mend(machine, cuts, max(0, machine.downs - (kind is FaultKind.NODE_DOWN)))
         elif kind is FaultKind.SLOW_LINK:
-            self._links[name].delay_ns -= ms(5 * (1 + hashed(fault.detail)))
+            self._machines[name].delay_ns -= ms(5 * (1 + hashed(fault.detail)))
         elif (kind, name) in self._active:
             self._active[kind, name] -= 1 + fault.detail % 5
-        return None
 
-    def _heal(self, now_ns: int, event: AllHealed) -> None:
+    def _mend(self, machine: Machine, cuts: int, downs: int) -> None:
+        """Fewer faults act on a node: perhaps it is there again."""
+        was_reachable, was_down = machine.is_reachable, machine.downs
+        machine.cuts, machine.downs = cuts, downs
+        if machine.is_reachable and not was_reachable:
+            machine.become_reachable()
+        if was_down and not downs:
+            self.push(self.clock.now_ns + PROVIDER_NS, AgentStarts(machine.node.name))
+
+    def _heal(self, event: AllHealed) -> None:
         """No more faults. Hung workers stay as they are: the core has to find them."""
         self._healed = True
         self._active.clear()
-        for name, link in self._links.items():
-            link.delay_ns = link.usual_ns
-            was_reachable = link.is_reachable
-            link.cuts = link.downs = 0
-            if not was_reachable:
-                self._restored(now_ns, name)
+        for machine in self._machines.values():
+            machine.delay_ns = machine.usual_ns
+            self._mend(machine, 0, 0)
 
-    def _edge_closed(self, now_ns: int, event: EdgeClosed) -> None:
+    def _edge_closed(self, event: EdgeClosed) -> None:
         """The driver cancels the open requests of an edge that is gone."""
         edge_of = self._opened.edge_of
         for id in self._opened.by_id:
             if edge_of[id] == event.edge:
-                self._report(now_ns, Cancelled(id))
+                self._tell(Cancelled(id))
 
-
-def hashed(number: int) -> int:
-    """A number from 0 to 255 that looks random."""
-    return (number * 2654435761 + 0x9E3779B9) >> 13 & 0xFF
+    def close(self) -> None:
+        """What the operating system does when all ends: give back the memory of processes."""
+        for machine in self._machines.values():
+            machine.kill_agent()
 
 
 BEGINNINGS: Final[dict[FaultKind, Any]] = {
@@ -882,13 +1007,15 @@ BEGINNINGS: Final[dict[FaultKind, Any]] = {
 }
 """How faults begin that are more than a state for a while."""
 
-FAULT_STEPS: Final[dict[type, Any]] = {
+STEPS: Final[dict[type, Any]] = {
     FaultBegins: RemoteCluster._fault_begins,
     FaultEnds: RemoteCluster._fault_ends,
     AllHealed: RemoteCluster._heal,
     LinkSilent: RemoteCluster._silent,
-    AgentConnects: RemoteCluster._agent_connects,
-    Overdue: RemoteCluster._overdue,
+    Accepted: RemoteCluster._accepted,
+    AgentStarts: RemoteCluster._agent_starts,
+    MachineGoes: RemoteCluster._machine_goes,
+    CoreBegun: RemoteCluster._core_begins,
     EdgeClosed: RemoteCluster._edge_closed,
 }
-"""What happens at each internal entry of the heap."""
+"""What happens at each entry of the heap but the most frequent ones."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sloop.actions import Action, End
 from sloop.app.application import Application
@@ -164,18 +164,22 @@ def play_successors(world: World) -> RunTotals:
     """Simulate a world without faults but these: its deciding process dies once or twice. Raises Violation as `play`
     does; each request must end once, whoever decides."""
     random, opened = stream(world.seed, "deaths"), OpenRequests()
-    cluster = RemoteCluster(world.truths(), world.deployment.cluster, opened)
+    versions = [version.application for version in world.setup().applications]
+    cluster = RemoteCluster(versions, world.truths(), world.deployment.cluster, opened)
     deciding = DecidingProcesses(world, opened)
     for _ in range(random.randint(1, 2)):
         at_ns = random.randrange(world.duration_ns)
         away_ns = ms(random.choice((0.0, 10.0, 500.0, 3_000.0)))
         cluster.schedule(at_ns, FaultBegins(FaultKind.CORE_DOWN, "", 0, away_ns))
-    totals = run(
-        *(deciding, cluster, world.ingress()),
-        until_ns=world.duration_ns + s(10),
-        appends=[deciding.append],
-        patience_ns=s(PATIENCE_S),
-    )
+    try:
+        totals = run(
+            *(deciding, cast(Any, cluster), world.ingress()),
+            until_ns=world.duration_ns + s(10),
+            appends=[deciding.append],
+            patience_ns=s(PATIENCE_S),
+        )
+    finally:
+        cluster.close()
     deciding.checkers.finish()
     for number, log in enumerate(deciding.logs):
         check_replay(world, setup_of(world, number), log, f"the replay of deciding process {number + 1}")

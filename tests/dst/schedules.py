@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import count
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from msgspec import Struct, structs
 
@@ -41,6 +41,7 @@ from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.provision import CheapestStart
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
+from sloop.serve.node.node import START_S_MAX
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths
 from sloop.sim.engine import Ingress
@@ -90,6 +91,7 @@ from sloop.vocabulary import (
 )
 from tests.dst.agents import (
     ERA,
+    OF_FETCHES,
     OF_REQUESTS,
     SILENT_NS,
     AllHealed,
@@ -107,9 +109,10 @@ FAULTS: Final = (5, 14)
 """How many faults."""
 DURATION_S: Final = (3.0, 9.0)
 """Over how many seconds."""
-WHOLE_NS: Final = s(200)
-"""How long after the last fault the core may take to be whole: a response timeout, the longest delay of a restart, a
-plan that never came, each 30 s, and versions that wait 60 s for room, one after another."""
+WHOLE_NS: Final = s(START_S_MAX + 200)
+"""How long after the last fault the core may take to be whole: a worker that hangs while it starts, a response timeout,
+the longest delay of a restart, a plan that never came, each 30 s, and versions that wait 60 s for room, one after
+another."""
 PROBE_NS: Final = s(80)
 """How long a request may take after that; its deadline is half of it. It may meet a worker that hangs, and wait for its
 response timeout, 30 s at most."""
@@ -305,7 +308,7 @@ def schedule_of(seed: int) -> Schedule:
     applications = len(scene.applications)
     for at_ns in _arrival_times(random, duration_ns):
         add(Doing.REQUEST, at_ns, applications)
-    usual = [kind for kind in FaultKind if kind not in (FaultKind.CORE_DOWN, FaultKind.SHADOW_CRASH)]
+    usual = [kind for kind in FaultKind if kind not in (FaultKind.CORE_DOWN, FaultKind.SHADOW_CRASH, *OF_FETCHES)]
     kinds = random.sample(usual, random.randint(2, 8))
     for _ in range(random.randint(*FAULTS)):
         kind = random.choice(kinds)
@@ -325,6 +328,9 @@ def schedule_of(seed: int) -> Schedule:
     random = stream(seed, "systems")
     for _ in range(random.choice((0, 0, 1, 2, 4))):
         add(Doing.SYSTEM, some_time(), applications)
+    random = stream(seed, "fetches")
+    for _ in range(random.choice((0, 1, 2))):
+        add(random.choice(OF_FETCHES), some_time(), len(scene.nodes), s(random.choice((0.5, 3.0, 6.0))))
     made.sort(key=lambda each: each.at_ns)
     heals_ns = max(duration_ns, *(each.at_ns + each.span_ns for each in made)) + ms(1)
     return Schedule(scene, tuple(made), tuple(range(len(made))), heals_ns)
@@ -663,8 +669,9 @@ class Setting:
         truths_of_all = ClusterTruths(
             stages, acquisition, none, ms(truth["plan_ms"]), bool(truth["warm"]), WeightPlaces(topology, weights)
         )
-        made = RemoteCluster(truths_of_all, scene.nodes, opened, delay_ns=scene.delay_ns)
-        made.stages = frozenset(stage.name for application, _ in self.first for stage in application.stages)
+        made = RemoteCluster(
+            *(self.versions, truths_of_all, scene.nodes, opened), known=len(self.first), delay_ns=scene.delay_ns
+        )
         for op in self.schedule.operations:
             if isinstance(op.kind, FaultKind) and op.kind not in OF_REQUESTS:
                 made.schedule(op.at_ns, _fault(op, scene))
@@ -755,7 +762,11 @@ def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = N
     audit = Audit(make, opened, schedule.scene)
     course = Course(setting, audit, opened)
     cluster = setting.cluster(opened)
-    totals = run(audit, cluster, course.ingress(), until_ns=0, appends=[audit.append], patience_ns=LOOK_NS)
+    given = audit, cast(Any, cluster), course.ingress()
+    try:
+        totals = run(*given, until_ns=0, appends=[audit.append], patience_ns=LOOK_NS)
+    finally:
+        cluster.close()
     audit.checkers.finish()
     if opened.by_id:
         raise Violation(f"requests {list(opened.by_id)} never ended")
@@ -797,7 +808,7 @@ class Course:
         while True:
             at_ns += LOOK_NS
             yield at_ns
-            why = question()
+            why = question() if not self._audit.is_down else "there is no deciding process"
             if not why:
                 return
             if at_ns <= slow_until_ns(self._core):
@@ -898,7 +909,7 @@ class Audit:
     ) -> None:
         self._make, self._opened = make, opened
         self._core, self.state_of, self.checkers = make()
-        self._is_down = self._is_later = False
+        self.is_down = self._is_later = False
         """Whether there is no core, and whether there was an earlier one."""
         self._queue_max = scene.queue_max if scene.policies["admit"] == "bounded" else FOREVER_NS
         self._deadlines_ns: dict[RequestId, int] = {}
@@ -915,7 +926,7 @@ class Audit:
     @property
     def wake_ns(self) -> int:
         """As the core says."""
-        return FOREVER_NS if self._is_down else self._core.wake_ns
+        return FOREVER_NS if self.is_down else self._core.wake_ns
 
     @property
     def planner(self) -> Any:  # a planner
@@ -930,9 +941,9 @@ class Audit:
     def append(self, now_ns: int, record: Any) -> None:  # also those of the simulated cluster
         """Check a record of the log of the core that is there."""
         if type(record) is CoreDied:
-            self._is_down = True
+            self.is_down = True
         elif type(record) is CoreBegun:
-            self._is_down, self._is_later = False, True
+            self.is_down, self._is_later = False, True
             self._core, self.state_of, self.checkers = self._make()
             self._most_running.clear()
             for id, request in list(self._opened.by_id.items()):
@@ -944,7 +955,7 @@ class Audit:
     def _is_for_nobody(self, record: object) -> bool:
         """Whether the core is not told: there is none, or it is a request for an application that was deployed before
         this core began, which the driver does not know."""
-        if self._is_down or type(record) is CoreDied or type(record) is CoreBegun:
+        if self.is_down or type(record) is CoreDied or type(record) is CoreBegun:
             return True
         return self._is_later and isinstance(record, Request) and not self.state_of.versions(record.application)
 
@@ -952,7 +963,7 @@ class Audit:
         """What edges do while there is nobody to tell."""
         if isinstance(event, Request):
             self._arrived(event)
-            if not self._is_down:
+            if not self.is_down:
                 self._answer_without(event.id)
         elif isinstance(event, Cancelled):
             self._answer_without(event.request)

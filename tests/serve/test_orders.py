@@ -183,6 +183,9 @@ class SimulatedRig:
     async def settle(self) -> None:
         self._let_pass(9.5)
 
+    def close(self) -> None:
+        self._cluster.close()
+
     def _let_pass(self, seconds: float) -> None:
         self._now_ns += s(seconds)
         self.events += [event for _, event in events_of(self._cluster, self._now_ns / s(1))]
@@ -190,7 +193,9 @@ class SimulatedRig:
 
 @asynccontextmanager
 async def simulated() -> AsyncIterator[Rig]:
-    yield SimulatedRig()
+    rig = SimulatedRig()
+    yield rig
+    rig.close()
 
 
 Made = Callable[[], AbstractAsyncContextManager[Rig]]

@@ -59,8 +59,9 @@ from sloop.events import (
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
 from sloop.serve.blocks import ARENA_BYTES, Block
-from sloop.serve.cpu_quota import detect
+from sloop.serve.cpu_quota import CpuActuator, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
+from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
@@ -78,6 +79,7 @@ from sloop.serve.network import (
 )
 from sloop.serve.node.models import NodeModels
 from sloop.serve.node.node import ENDING, LiveNode, NodeShadow, WorkerPhase
+from sloop.serve.node.process import WorkerProcesses
 from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.processes import begin
 from sloop.serve.protocols import Servable, SpareProcesses
@@ -365,7 +367,9 @@ class AgentSession:
         *,
         spares_max: int = 0,
         name: str = "",
+        around: "AgentHost | None" = None,
     ) -> None:
+        around = around or AgentHost()
         self._joined = joined
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
@@ -385,15 +389,15 @@ class AgentSession:
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
         self._timers: set[TimerHandle] = set()
-        limits = detect()
-        _log.info("cores of replicas are limited by %s", limits.why)
         self.models = NodeModels(name, make_cache)
         self.node = LiveNode(
-            *({}, {}, limits.actuator),
+            *({}, {}, around.actuator()),
             arenas=self._arenas,
             holders={self._own: os.getpid()},
+            gpus=around.gpus,
             models=self.models,
             spares_max=spares_max,
+            processes=around.processes,
         )
         self._connect(setup, send, blocks)
         self.node.spares.on_change = self._tell_spares
@@ -734,6 +738,45 @@ def _drop(record: FromAgent) -> None:
     """There is nobody to tell."""
 
 
+class AgentHost:
+    """What an agent finds around it: the cores and the processes of its machine, and the network. A simulation has its
+    own."""
+
+    gpus: AssignedGpus | None = None
+    """None: replicas get no GPUs."""
+    processes: Callable[..., WorkerProcesses] = WorkerProcesses
+
+    @property
+    def machine(self) -> str:
+        """See `sloop.serve.network.machine`."""
+        return machine()
+
+    @property
+    def cores(self) -> float:
+        """That the machine has."""
+        return capacity().cores
+
+    def actuator(self) -> CpuActuator:
+        """What limits the cores of processes."""
+        limits = detect()
+        _log.info("cores of replicas are limited by %s", limits.why)
+        return limits.actuator
+
+    async def connect(self, join: Endpoint, token: bytes, context: ssl.SSLContext | None) -> NetworkLink:
+        """A connection to the deciding process. Raises `MachineError`."""
+        return await connect(join, token, Purpose.AGENT, context=context)
+
+    async def listen(
+        self, endpoint: Endpoint, token: bytes, accept: Callable[[NetworkLink], None], context: ssl.SSLContext | None
+    ) -> NodeListener:
+        """See `NodeListener.listen`."""
+        return await NodeListener.listen(endpoint, token, accept, context)
+
+    def close_mapped(self) -> None:
+        """What was mapped of shared memory, and is not used any more, keeps its files open."""
+        gc.collect()
+
+
 class Agent:
     """Serves a deciding process at `join` as the node `name`, until that process stops."""
 
@@ -747,8 +790,9 @@ class Agent:
         tls: NodeTls | None = None,
         make_cache: Callable[[], WeightsCache] = usual_cache,
         spares_max: int = 0,
+        around: AgentHost | None = None,
     ) -> None:
-        self._make_cache, self._spares_max = make_cache, spares_max
+        self._make_cache, self._spares_max, self._around = make_cache, spares_max, around or AgentHost()
         self._join, self._name, self._token, self._host, self._tls = join, name, token, host, tls
         self._is_over, self._refused = False, ""
         self._session: AgentSession | None = None
@@ -772,7 +816,7 @@ class Agent:
         while not self._is_over:
             try:
                 context = self._tls.client_context() if self._tls is not None else None
-                link = await connect(self._join, self._token, Purpose.AGENT, context=context)
+                link = await self._around.connect(self._join, self._token, context)
             except MachineError as error:
                 if loop.time() - lost_s > GIVE_UP_S:
                     raise
@@ -783,7 +827,7 @@ class Agent:
                 continue
             began_s = loop.time()
             why = await self._serve_over(link, context)
-            gc.collect()  # what was mapped of shared memory keeps its files open
+            self._around.close_mapped()
             lost_s, is_trying = loop.time(), False
             if not self._is_over:
                 _log.warning("the connection to the deciding process has ended: %s", why)
@@ -812,6 +856,7 @@ class Agent:
                         *(record, records.send, blocks, self._join, self._make_cache),
                         spares_max=self._spares_max,
                         name=self._name,
+                        around=self._around,
                     )
                 else:
                     self._session.resume(record, records.send, blocks)
@@ -835,12 +880,12 @@ class Agent:
 
         host = self._host or link.local_host
         own = self._tls.server_context() if self._tls is not None else None
-        listener = await NodeListener.listen((host, 0), self._token, accept, own)
+        listener = await self._around.listen((host, 0), self._token, accept, own)
         try:
             link.keep_alive()
             where = (host, listener.port)
             before, kept = ("", {}) if self._session is None else (self._session.server, self._session.kept())
-            who = self._name, __version__, os.getpid(), machine(), where, capacity().cores
+            who = self._name, __version__, os.getpid(), self._around.machine, where, self._around.cores
             models = await asyncio.get_running_loop().run_in_executor(None, self._models)
             records.send(AgentHello(*who, before, kept, models))
             return str(await ended)

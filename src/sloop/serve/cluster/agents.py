@@ -21,7 +21,7 @@ import logging
 import secrets
 import time
 from asyncio import TimerHandle
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -261,7 +261,8 @@ class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
     `arenas` are those of this process, which also frees blocks of agents through them. Agents connect to `port`, and
-    `holders` then has them. `memory` is for the server that takes the place of this one if it dies.
+    `holders` then has them. `memory` is for the server that takes the place of this one if it dies. A simulation has a
+    network and a clock of its own (`listen`, `clock_ns`).
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -279,12 +280,15 @@ class AgentBackend(KnownStages):
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
         holders: HolderTable | None = None,
+        listen: Callable[..., Awaitable[NodeListener]] = NodeListener.listen,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
         self._name = secrets.token_hex(8)
         """Of this deciding process: no other one has it, not even with the same files."""
         self._memory = memory
         self._provider, self._arenas, self._pid = provider, arenas, pid
+        self._listen, self._clock_ns = listen, clock_ns
         self._nodes = {node.name: node for node in nodes}
         self._wanted = {name for name, node in self._nodes.items() if not node.on_demand}
         self._join_at: Endpoint = ("", port)
@@ -341,7 +345,7 @@ class AgentBackend(KnownStages):
     async def open(self) -> None:
         host, context = await self._provider.host(), self._tls.server_context() if self._tls is not None else None
         where = host, self._join_at[1]
-        self._server = await NodeListener.listen(where, self._memory.token, self._on_connection, context)
+        self._server = await self._listen(where, self._memory.token, self._on_connection, context)
         self._join_at = host, self.port
         expected = [self._nodes[name] for name in self._nodes if name in self._wanted]
         self._want()
@@ -591,7 +595,7 @@ class AgentBackend(KnownStages):
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been reported, which covers its batch
-            placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
+            placed.batch, placed.visits, placed.began_ns = batch, order.visits, self._clock_ns()
             if placed.pipeline is None or not placed.pipeline.takes(placed.order.place, batch, order):
                 placed.agent.records.send(RunBatch(batch, replica, order))
 
@@ -658,7 +662,7 @@ class AgentBackend(KnownStages):
         """See `PipelineOrders`."""
         placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been or will be noticed
-            placed.ordered_ns = time.monotonic_ns()
+            placed.ordered_ns = self._clock_ns()
             if isinstance(order, Run):
                 placed.agent.records.send(RunBatch(batch, replica, order, is_part=True))
             else:
@@ -912,7 +916,7 @@ class AgentBackend(KnownStages):
             if isinstance(block, Address):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
-        service_ns = min(took_ns or record.service_ns, time.monotonic_ns() - placed.began_ns)
+        service_ns = min(took_ns or record.service_ns, self._clock_ns() - placed.began_ns)
         event = events.Finished(
             *(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults))),
             sizes=record.sizes,
@@ -948,7 +952,7 @@ class AgentBackend(KnownStages):
         if placed.pipeline is not None:
             place = placed.order.place
             if placed.pipeline.computes(place, batch):
-                spent_ns = time.monotonic_ns() - placed.ordered_ns
+                spent_ns = self._clock_ns() - placed.ordered_ns
                 passed = placed.pipeline.answered(place, batch, spent_ns, is_done=is_done)
                 owner = self._workers.get(passed.replica) if passed is not None else None
                 if passed is None or owner is None:
@@ -971,7 +975,7 @@ class AgentBackend(KnownStages):
         pipeline = placed.pipeline
         if pipeline is None:
             raise ProtocolError(f"a worker passes batch {record.batch} on, which is not its own")
-        spent_ns = time.monotonic_ns() - placed.ordered_ns
+        spent_ns = self._clock_ns() - placed.ordered_ns
         pipeline.passed_on(placed.order.place, record.batch, spent_ns, passed, agent.blocks.hold)
 
     def _on_unreached(self, agent: _ConnectedAgent, record: PartUnreached) -> None:

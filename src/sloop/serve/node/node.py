@@ -53,7 +53,7 @@ from sloop.profile.profile import START_CORES_MIN
 from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.heartbeat import LOOK_S, Silence, process_state
+from sloop.serve.heartbeat import LOOK_S, Silence
 from sloop.serve.machine_watch import watch
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
@@ -205,7 +205,7 @@ class LiveNode(KnownStages):
     sessions for 1 to `threads_prepared` threads in the background, so that its first resize is as fast as later ones.
     Each session costs memory; if there are more counts than a runtime keeps, sessions are created when they are first
     needed. At most `spares_max` workers are started ahead. `models` brings models here; None: they are read where they
-    are.
+    are. A simulation gives `processes` of its own.
     """
 
     def __init__(  # noqa: PLR0913  # what stands around worker processes
@@ -223,6 +223,7 @@ class LiveNode(KnownStages):
         spares_max: int = 0,
         start_s_max: float = START_S_MAX,
         loop: AbstractEventLoop | None = None,
+        processes: Callable[..., WorkerProcesses] = WorkerProcesses,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
         self._actuator = actuator
@@ -234,7 +235,7 @@ class LiveNode(KnownStages):
         self._loop = loop or asyncio.get_running_loop()
         self.workers: dict[WorkerId, NodeWorker] = {}
         """Those that have not ended, shadows too."""
-        self._processes = WorkerProcesses(self._loop, self._arenas, actuator, gpus)
+        self._processes = processes(self._loop, self._arenas, actuator, gpus)
         self.spares = SparePool(self._processes, spares_max, self._are_starting)
         self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
@@ -296,7 +297,9 @@ class LiveNode(KnownStages):
                 worker.pool_cores = self._pool_cores(worker)
                 self._join_pool(worker)
             elif worker.cores >= cores:
-                self._actuate(worker, worker.cores)  # all cores may be written in another way than a part of them
+                self._actuate(
+                    worker, worker.cores, threads_of=worker.cores
+                )  # all cores may be written in another way than a part of them
 
     def order(self, order: actions.Order, peers: Peers = MappingProxyType({})) -> None:
         """See `Backend`. All nodes are this machine, so they are there at once; `peers` are for `NodeModels`."""
@@ -481,7 +484,8 @@ class LiveNode(KnownStages):
         before, worker.phase = worker.phase, WorkerPhase.STOPPING
         if before in ENDING:
             return  # its end follows
-        if before is WorkerPhase.READY and worker.process is not None:
+        # The core counts the cores of a part as free that it stops because a batch hangs, wherever in the pipeline.
+        if before is WorkerPhase.READY and worker.process is not None and worker.section is None:
             if isinstance(worker, NodeShadow):
                 self._tell_pair(worker, is_over=True)
             worker.process.link.send(FrameKind.STOP)
@@ -601,7 +605,7 @@ class LiveNode(KnownStages):
                 silence.end()
             elif process is not None and not worker.is_over:
                 before_s = int(silence.counted_s)
-                silence.grow(since_s, process_state(process.pid))
+                silence.grow(since_s, process.state)
                 if int(silence.counted_s) > before_s:
                     self._report(events.BatchSilent(batch, number, s(silence.counted_s)))
 
@@ -652,12 +656,9 @@ class LiveNode(KnownStages):
             self._join_pool(worker)
         else:
             wanted = worker.cores
-            grant = self._actuate(worker, wanted)
-            if grant is not None:
-                if grant != Grant(wanted):
-                    self._send_threads(worker, grant)
-                if grant.cores != wanted:
-                    self._report(events.WorkerResized(worker.number, grant.cores))
+            self._actuate(worker, wanted, threads_of=wanted)
+            if worker.cores != wanted:
+                self._report(events.WorkerResized(worker.number, worker.cores))
         if worker.is_over:
             return
         self._report(events.WorkerReady(worker.number))
@@ -910,10 +911,8 @@ class LiveNode(KnownStages):
             worker.shrink_to = cores
             worker.shrink_timer = self._loop.call_later(SHRINK_S_MAX, self._finish_shrink, worker)
             return
-        grant = self._actuate(worker, cores)
-        if grant is not None:
-            self._send_threads(worker, grant)
-            self._report(events.WorkerResized(number, grant.cores))
+        self._actuate(worker, cores, threads_of=worker.cores)
+        self._report(events.WorkerResized(number, worker.cores))
 
     def _finish_shrink(self, worker: NodeWorker) -> None:
         """Write the smaller quota: the worker has reduced its threads, or `SHRINK_S_MAX` has passed."""
@@ -924,27 +923,24 @@ class LiveNode(KnownStages):
         if worker.shrink_timer is not None:
             worker.shrink_timer.cancel()
             worker.shrink_timer = None
-        grant = self._actuate(worker, cores)
-        if grant is None:
-            return
-        if grant != Grant(cores):
-            self._send_threads(worker, grant)
-        self._report(events.WorkerResized(worker.number, grant.cores))
+        self._actuate(worker, cores, threads_of=cores)
+        self._report(events.WorkerResized(worker.number, worker.cores))
 
-    def _actuate(self, worker: NodeWorker, cores: float) -> Grant | None:
-        """Change the CPU limit. If the machine refuses, report the cores that the worker keeps and return None."""
+    def _actuate(self, worker: NodeWorker, cores: float, *, threads_of: float) -> None:
+        """Change the CPU limit, and then the threads, which are those of `threads_of` cores. If the machine refuses,
+        the worker keeps the cores that it has."""
         assert worker.process is not None
         try:
             grant = self._actuator.resize(worker.process.pid, cores)
+            worker.spec = worker.spec.with_cores(grant.cores)
+            shadow = worker.shadow
+            if shadow is not None and shadow.phase is WorkerPhase.READY:
+                self._tell_pair(shadow)  # rows are divided by the cores of both
         except MachineError as error:
             _log.warning("replica %d keeps %g cores: %s", worker.number, worker.cores, error)
-            self._report(events.WorkerResized(worker.number, worker.cores))
-            return None
-        worker.spec = worker.spec.with_cores(grant.cores)
-        shadow = worker.shadow
-        if shadow is not None and shadow.phase is WorkerPhase.READY:
-            self._tell_pair(shadow)  # rows are divided by the cores of both
-        return grant
+            grant = Grant(worker.cores)
+        if grant != Grant(threads_of):
+            self._send_threads(worker, grant)
 
     def _join_pool(self, worker: NodeWorker) -> None:
         """Move a worker without a cap into the control group that all such workers of its node share. If the machine

@@ -14,6 +14,7 @@ from sloop.errors import MachineError
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator
 from sloop.serve.gpus import AssignedGpus
+from sloop.serve.heartbeat import ProcessState, process_state
 from sloop.serve.messages import encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.transport import CLOSED, Frame, FrameKind, ProcessLink, ProtocolError, socket_pair
@@ -56,6 +57,11 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether it has started and has not exited."""
         return self.popen is not None and self.popen.poll() is None
+
+    @property
+    def state(self) -> ProcessState | None:
+        """What it does now; None if the kernel does not say it."""
+        return process_state(self.pid)
 
     def hold(self, block: Address) -> None:
         """It has written a block. ProtocolError if that is not in its arena."""
