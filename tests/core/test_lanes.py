@@ -77,6 +77,10 @@ def arrive(scene: Scene, *requests: Request) -> list[Action]:
     return actions
 
 
+def outcomes(scene: Scene) -> dict[int, Outcome]:
+    return {action.request: action.outcome for action in scene.actions if isinstance(action, End)}
+
+
 def finish(scene: Scene, at_ms: float, batch: int, replica: int = 0) -> list[Action]:
     return scene.act(at_ms, Finished(BatchId(batch), ReplicaId(replica), ms(1)))
 
@@ -264,18 +268,44 @@ def test_each_class_learns_from_its_own_batches(sized: None) -> None:
 
 def test_a_size_that_cannot_be_in_time_is_dropped_and_another_is_not(sized: None) -> None:
     scene = warm()
-    actions = arrive(scene, request(0, size=500, slo_ms=50), request(1, size=16, slo_ms=50))
+    arrive(scene, request(9, size=500))
+    finish(scene, 70, 0)
+    actions = arrive(scene, *[request(id, size=size, at_ms=80, slo_ms=50) for id, size in enumerate((500, 16))])
     ends = [action for action in actions if isinstance(action, End)]
     assert [(end.request, end.outcome) for end in ends] == [(0, Outcome.DROPPED)]
     assert "61.2 ms" in ends[0].why
     assert started(actions) == [[1]]
 
 
-def test_the_only_hopeless_size_is_tried_when_nothing_has_run_for_long(sized: None) -> None:
+def test_a_size_that_cannot_be_in_time_is_dropped_as_soon_as_it_arrives(sized: None) -> None:
+    """The replica is busy until 100."""
+    scene = warm(batch_max=1)
+    arrive(scene, request(0, size=500), request(1, size=16))
+    actions = arrive(scene, request(2, size=500, at_ms=10, slo_ms=50), request(3, size=16, at_ms=10, slo_ms=200))
+    (end,) = actions
+    assert isinstance(end, End)
+    assert (end.request, end.outcome) == (2, Outcome.DROPPED)
+
+
+def test_a_size_that_has_never_run_is_tried_although_it_is_believed_hopeless(sized: None) -> None:
     scene = warm()
+    assert started(arrive(scene, request(0, size=16), request(1, size=500, slo_ms=50))) == [[1]]
+    assert started(finish(scene, 40, 0)) == [[0]]
+    finish(scene, 60, 1)
+    assert started(arrive(scene, request(2, size=500, slo_ms=50, at_ms=70))) == []
+    assert outcomes(scene)[2] is Outcome.DROPPED, "its size has just run"
+
+
+def test_a_hopeless_size_is_tried_when_it_has_not_run_for_long_and_nothing_else_waits(sized: None) -> None:
+    scene = warm()
+    arrive(scene, request(0, size=500))
+    finish(scene, 70, 0)
     for second in range(1, 6):
         scene.act(1_000 * second, WOKE)
-    assert started(arrive(scene, request(0, size=500, slo_ms=50, at_ms=5_000))) == [[0]]
+    both = [request(1, size=500, slo_ms=50, at_ms=5_000), request(2, size=16, slo_ms=60, at_ms=5_000)]
+    assert started(arrive(scene, *both)) == [[2]]
+    finish(scene, 5_020, 1)
+    assert started(arrive(scene, request(3, size=500, slo_ms=50, at_ms=5_030))) == [[3]]
 
 
 def test_a_lane_that_waits_does_not_hold_up_another(sized: None) -> None:

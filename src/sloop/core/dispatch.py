@@ -120,12 +120,12 @@ class DataPath:
             if state.visit_rates is not None:
                 state.visit_rates.begin(request.enters)
             self._open_requests[request.id] = progress = RequestProgress(state.graph, request)
-            self._enter(now_ns, progress, progress.begin(), request.rows, request.size)
+            self._enter(now_ns, progress, progress.begin(), out, request.rows, request.size)
             return
         stage.monitor.arrive(now_ns, request.deadline_ns - now_ns)  # as `_enter` does; there is only this stage
         if request.size or request.rows != 1:
             visit = Visit(request, stage.name, now_ns, patient.deadline_ns, 0, 0, 0, request.rows, request.size)
-            self._push_mixed(now_ns, stage, visit)
+            self._push_mixed(now_ns, stage, visit, out)
             return
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, patient.deadline_ns))
 
@@ -358,6 +358,7 @@ class DataPath:
         ids = tuple([visit.request.id for visit in visits])
         parts = tuple([visit.part for visit in visits]) if stage.runs_for_parts else ()
         together, size = 0 if rows == len(visits) else rows, stage.sizes.class_of(visits[0].size)
+        stage.ran_ns[size] = now_ns
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size))
 
     def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
@@ -445,8 +446,14 @@ class DataPath:
     def _tried(self, now_ns: int, stage: StageState, queue: Queue | Lane, rate: ServiceRate) -> Visit | None:
         """The newest visit, to be served although it is hopeless, if all are, and the stage has had nothing to do for a
         while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. None
-        otherwise, and under a drop policy that is `strict` or does not go by beliefs."""
-        if self._is_strict or not stage.monitor.is_quiet(now_ns, QUIET_NS):
+        otherwise, and under a drop policy that is `strict` or does not go by beliefs. Of a size that has never run, so
+        that nobody knows, one is tried at once; later, one when none has run for a while and nothing else waits."""
+        if isinstance(queue, Lane) and queue.size:
+            ran_ns, waits_alone = stage.ran_ns.get(queue.size), len(queue.visits) == len(stage.queue.visits)
+            is_quiet = ran_ns is None or (waits_alone and now_ns - ran_ns >= QUIET_NS)
+        else:
+            is_quiet = stage.monitor.is_quiet(now_ns, QUIET_NS)
+        if self._is_strict or not is_quiet:
             return None
         open_requests, is_hopeless = self._open_requests, self._is_hopeless
         rest_ns, full_ns = queue.remaining_ns, rate.least_full_ns + queue.remaining_full_ns
@@ -567,7 +574,7 @@ class DataPath:
             if state.edge_history is not None:
                 state.edge_history.finish(stage.name, edge_counts)
         if progress.open_visits:
-            self._enter(now_ns, progress, entered, visit.rows)
+            self._enter(now_ns, progress, entered, out, visit.rows)
             return
         del open_requests[request.id]
         if state.woken:
@@ -575,7 +582,9 @@ class DataPath:
         state.ingress.queue(now_ns, -request.rows)
         out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
-    def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered, rows: int, size: int = 0) -> None:
+    def _enter(
+        self, now_ns: int, progress: RequestProgress, entered: Entered, out: list[Action], rows: int, size: int = 0
+    ) -> None:
         """Queue a request in a graph, or its parts, at the stages it enters now, with so many rows of this size, unless
         others are known; a part has one row."""
         request, stages, woken = progress.request, self._state.stages, self._state.woken
@@ -588,17 +597,27 @@ class DataPath:
             own = own or (1 if stage.runs_for_parts else rows)
             visit = Visit(request, name, now_ns, patient_ns, 0, part, 0, own, own_size)
             if own_size or own != 1:
-                self._push_mixed(now_ns, stage, visit)
+                self._push_mixed(now_ns, stage, visit, out)
             else:
                 stage.queue.push(now_ns, visit)
 
-    def _push_mixed(self, now_ns: int, stage: StageState, visit: Visit) -> None:
-        """A visit of several rows, or of rows of a size, enters the queue."""
+    def _push_mixed(self, now_ns: int, stage: StageState, visit: Visit, out: list[Action]) -> None:
+        """A visit of several rows, or of rows of a size, enters the queue; it is dropped at once if it is hopeless on
+        an idle replica, and rows of its size have run lately."""
         if not stage.queue.is_mixed:
             stage.queue.is_mixed = True
             self.bind(stage)
         if visit.rows != 1:
             stage.monitor.arrive_more(now_ns, visit.rows - 1)
+        size = stage.sizes.class_of(visit.size)
+        ran_ns = stage.ran_ns.get(size)
+        if ran_ns is not None and now_ns - ran_ns < QUIET_NS:
+            alone_ns, full_ns = stage.pool.least_ns(size, visit.rows)
+            least_ns, full_ns = alone_ns + stage.queue.remaining_ns, full_ns + stage.queue.remaining_full_ns
+            if self._is_hopeless(now_ns, visit, least_ns, full_ns):
+                stage.monitor.queue(now_ns, -visit.rows)
+                self._drop_visit(now_ns, visit, least_ns, "", out)
+                return
         stage.queue.push(now_ns, visit)
         stage.weigh()
 

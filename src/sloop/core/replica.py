@@ -467,13 +467,13 @@ class ReplicaPool:
         ready, starting = self._capacities(size)
         return 1 / (ready or starting) if ready or starting else 0.0
 
-    def least_ns(self, size: int = 0) -> LeastTimes:
-        """Believed durations of a batch of one row and of a full batch, with rows of this size class, each on the
+    def least_ns(self, size: int = 0, rows: int = 1) -> LeastTimes:
+        """Believed durations of a batch of so many rows and of a full batch, with rows of this size class, each on the
         fastest ready replica; on the fastest starting replica if none is ready, and 0 without any replica."""
         fastest = [rate for rate in self._rates.values() if rate.ready]
         fastest = fastest or [rate for rate in self._rates.values() if rate.starting]
         rates = [rate.at(size, self._limits) for rate in fastest]
-        alone_ns = min((rate.costs_ns[1] for rate in rates if rate.batch_max), default=0)
+        alone_ns = min((cost_of(rate.costs_ns, rows) for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 
     def rate_rps(self, spec: ReplicaSpec) -> float:

@@ -132,6 +132,8 @@ class StageState:
         self.sizes = GRID
         self.is_padded = False
         """Whether rows of unequal sizes of a class run in one batch, padded."""
+        self.ran_ns: dict[int, int] = {}
+        """When the last batch of each class of sizes began, if the queue is mixed."""
         self.queue = Queue(name, order)
         self.monitor = monitor
         self.limits = BatchLimits()
