@@ -29,6 +29,19 @@ def test_the_json_of_a_plan_has_the_promised_keys(app: Path) -> None:
     assert (answer["system"], answer["feasible"], answer["cores"], answer["usd_per_h"]) == ("static", True, 8, 0.68)
 
 
+def test_rows_and_sizes_are_those_of_the_options_or_of_the_trace(app: Path) -> None:
+    asked = ["plan", str(app), "--rate", "20", "--json"]
+    answer = json.loads(CliRunner().invoke(main, [*asked, "--rows", "4", "--sizes", "[8, 64]"]).stdout)
+    assert (answer["stages"][0]["rows"], answer["stages"][0]["rate_rps"], answer["rate_rps"]) == (4, 80, 20)
+    assert any("as if all rows were typical" in note for note in answer["notes"])
+    app.write_text(app.read_text() + "trace: {kind: equal, rate: 5, rows: [1, 3]}\nduration_s: 400\n")
+    answer = json.loads(CliRunner().invoke(main, asked).stdout)
+    assert answer["stages"][0]["rows"] == pytest.approx(2, abs=0.1)
+    shown = CliRunner().invoke(main, asked[:-1]).stdout
+    assert "rows/s" in shown
+    assert "requests/s   service" not in shown
+
+
 def test_people_see_the_verdict_and_the_reason(app: Path) -> None:
     shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "1000"]).stdout
     assert "static: not feasible" in shown

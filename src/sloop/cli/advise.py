@@ -12,7 +12,6 @@ import click
 from rich.console import RenderableType
 
 from sloop.app.application import Application, Deployment
-from sloop.app.document import read_yaml
 from sloop.app.hardware import KINDS, HardwareKind, kinds_in
 from sloop.app.load import (
     SLO_MS_LEAST,
@@ -34,12 +33,15 @@ from sloop.cli.command import (
     chosen_system,
     code_notes,
     command,
+    has_traces,
     progress,
     rates_by_name,
     table,
     trace_at,
+    with_works,
+    works_options,
 )
-from sloop.cli.plan import CODE_NOTE, RATE_MAX
+from sloop.cli.plan import CODE_NOTE, RATE_MAX, WORKS
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.model import is_model
@@ -52,6 +54,7 @@ from sloop.sim.advice import Question, first_rps, mean_rps
 from sloop.sim.world import World
 from sloop.streams import seed_of
 from sloop.systems import build_system
+from sloop.systems.mix import WorkMix
 from sloop.systems.planning.advice import (
     AdviceReport,
     AdvisedChoice,
@@ -62,6 +65,7 @@ from sloop.systems.planning.advice import (
 )
 from sloop.text import counted, listed, number
 from sloop.workload import Trace, trace_from
+from sloop.workload.trace import first_works
 
 EXAMPLE = """
 sloop advise resnet50-V100 bert-V100 --slo-ms 300 --rate resnet50-V100=300 --rate bert-V100=60
@@ -150,6 +154,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
     metavar="KIND=USD",
     help="Price of a kind in USD per hour, instead of the known one.",
 )
+@works_options
 @click.option("--budget-s", type=Number(min=0, min_open=True), help="End the search after so many seconds.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: 0, or the scenario's].")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the frontier to this file (.svg).")
@@ -209,6 +214,7 @@ def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
         choices or usual_systems(deployment, kinds),
         {name: mean_rps(trace) for name, trace in traces.items()},
         {name: first_rps(trace) for name, trace in traces.items()},
+        {name: WorkMix.of(first_works(trace, WORKS)) for name, trace in traces.items()},
     )
     asked = Question(fleets, traces, options["attainment"], seed, left_out=left_out, notes=notes)
     if scenario is None:
@@ -236,7 +242,7 @@ def _loaded(
     profiles = [app for app in apps if not _is_file(app)]
     files = [Path(app) for app in apps if _is_file(app)]
     models = cached_models(files)
-    if not profiles and len(files) == 1 and _has_traces(files[0]):
+    if not profiles and len(files) == 1 and has_traces(files[0]):
         scenario = load_scenario(files[0], models=models)
         return scenario.deployment, scenario, frozenset()
     kinds = {node.hardware for node in load_deployment(files, models=models).cluster} if files else set()
@@ -259,13 +265,6 @@ def _is_file(app: str) -> bool:
             f"there is no file and no published profile {app!r}", where="APP", help=nearest(app, tuple(names))
         )
     return False
-
-
-def _has_traces(file: Path) -> bool:
-    if file.suffix not in (".yaml", ".yml"):
-        return False
-    content = read_yaml(file).content
-    return isinstance(content, Mapping) and ("trace" in content or "traces" in content)
 
 
 def _cluster_for(profiles: Sequence[str], hardware: Sequence[str], kinds_file: Path | None) -> dict[str, object]:
@@ -349,6 +348,7 @@ def _traces(
         else:
             help = f"add --rate {name}=R or --trace {name}=TRACE"
             raise InputError(f"{name} has no requests", help=help)
+        trace = with_works(trace, options["rows"], options["sizes"], seed=own_seed)
         requests += sum(1 for _ in islice(trace.times_ns(), REQUESTS_MAX + 1 - requests))
         if requests > REQUESTS_MAX:
             what = f"over {REQUESTS_MAX:,} requests for each choice are too many to simulate"

@@ -23,7 +23,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.app.document import is_url, parse_yaml
+from sloop.app.document import is_url, parse_yaml, read_yaml
 from sloop.app.load import (
     SLO_MS_LEAST,
     Models,
@@ -335,6 +335,14 @@ def with_works(trace: Trace, rows: str | None, sizes: str | None, *, seed: int) 
 
 def _numbers(text: str | None, option: str, limits: Range) -> Numbers | None:
     return None if text is None else numbers_from(parse_yaml(text, option), limits, Path())
+
+
+def has_traces(file: Path) -> bool:
+    """Whether a file is a scenario."""
+    if file.suffix not in (".yaml", ".yml"):
+        return False
+    content = read_yaml(file).content
+    return isinstance(content, Mapping) and ("trace" in content or "traces" in content)
 
 
 def link_at(source: str, *, seed: int) -> Link:

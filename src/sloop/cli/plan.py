@@ -9,6 +9,7 @@ from typing import Final
 import click
 from rich.console import RenderableType
 
+from sloop.app.application import Deployment
 from sloop.cli.command import (
     AppPath,
     CommandOutput,
@@ -16,17 +17,25 @@ from sloop.cli.command import (
     chosen_system,
     code_notes,
     command,
+    has_traces,
     loaded,
     progress,
     rates_by_name,
     slo_option,
     table,
+    trace_at,
     with_deadlines,
+    with_works,
+    works_options,
 )
 from sloop.report.tables import Cell, Table
+from sloop.systems.mix import WorkMix
 from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
+from sloop.units import s
+from sloop.workload.generate import Equal, generated
+from sloop.workload.trace import first_works
 
 PATHS_MAX: Final = 12
 """The most paths in the printed table; `--json` has all."""
@@ -34,6 +43,7 @@ EXAMPLE = """
 sloop plan app.yaml --rate 50
 sloop plan digits.yaml ocr.yaml --rate digits=50 --rate ocr=5
 sloop plan app.yaml --rate 50 --system mixed --arrivals burst --json
+sloop plan app.yaml --rate 50 --sizes '{kind: lognormal, median: 60, sigma: 0.8, most: 512}'
 sloop plan digits.onnx --rate 50 --slo-ms 100
 """
 CODE_NOTE: Final = (
@@ -45,6 +55,8 @@ is started or measured, and nothing is written: the system's policies compute th
 rates, and the profiles predict their latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then
 returns 1. {CODE_NOTE}"""
 RATE_MAX: Final = 1e7
+WORKS: Final = 10_000
+"""Of so many requests the rows and sizes are looked at."""
 RATE_HELP: Final = "Requests per second: R for each application, or NAME=R for one (may be repeated)."
 arrivals_option = click.option(
     "--arrivals",
@@ -62,21 +74,40 @@ apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True
 @click.option("--system", "name", metavar="NAME", help="Plan with this system instead of the one that APP names.")
 @arrivals_option
 @slo_option
+@works_options
 def plan(
     apps: tuple[Path | str, ...],
     rates: tuple[tuple[str, float], ...],
     name: str | None,
     arrivals: Arrivals,
     slo_ms: float | None,
+    rows: str | None,
+    sizes: str | None,
 ) -> CommandOutput:
     """Show what the applications in APP... need at steady request rates, what that costs and how it performs."""
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     named = {application.system.name for application in deployment.applications}
     choice = chosen_system(name)
     setup = set_up(deployment, choice if choice and {choice.name} != named else None, must_fit=False)
+    mixes = _mixes(apps, setup.deployment, rows, sizes)
     with progress("planning", total=1.0) as advance:
-        report = explain_plan(setup, rates_by_name(rates), arrivals, clock=time.perf_counter_ns, progress=advance)
+        report = explain_plan(
+            setup, rates_by_name(rates), arrivals, mixes=mixes, clock=time.perf_counter_ns, progress=advance
+        )
     return CommandOutput(report, [*plan_display(report), *notes, *code_notes(setup.deployment)])
+
+
+def _mixes(
+    apps: Sequence[Path | str], deployment: Deployment, rows: str | None, sizes: str | None
+) -> dict[str, WorkMix]:
+    """What the requests of each application bring: as --rows and --sizes say, or the trace of the scenario in APP."""
+    ordinary = generated(Equal(1.0), seed=0, duration_ns=s(WORKS))
+    is_scenario = len(apps) == 1 and isinstance(apps[0], Path) and has_traces(apps[0])
+    found: dict[str, WorkMix] = {}
+    for each in deployment.applications:
+        trace = trace_at(str(apps[0]), seed=0, duration_s=None, application=each.name) if is_scenario else ordinary
+        found[each.name] = WorkMix.of(first_works(with_works(trace, rows, sizes, seed=0), WORKS))
+    return found
 
 
 def plan_display(report: PlanReport) -> Sequence[RenderableType]:
@@ -156,7 +187,8 @@ def _stages(title: str, report: PlanReport) -> Table:
     """One row per group of equal replicas."""
     kinds = len({kind.hardware for kind in report.nodes}) > 1 or any(row.accelerator for row in report.stages)
     columns = ("stage", "variant", *(("hardware",) if kinds else ()))
-    columns += ("replicas", "cores", "largest batch", "expected batch", "requests/s")
+    rate = "requests/s" if all(row.rows == 1.0 for row in report.stages) else "rows/s"
+    columns += ("replicas", "cores", "largest batch", "expected batch", rate)
     rows = tuple(
         (
             *(s.stage, s.variant, *((_hardware(s),) if kinds else ()), s.replicas, _cores(s), s.batch),

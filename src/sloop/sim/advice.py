@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush, merge
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, pairwise, repeat, zip_longest
+from operator import itemgetter
 from typing import Final
 
 from msgspec import structs
@@ -48,7 +49,7 @@ from sloop.systems.planning.prediction import ClusterPrediction
 from sloop.text import listed
 from sloop.units import NS_PER_S, quantile, to_ms
 from sloop.vocabulary import Outcome, Request, RequestId
-from sloop.workload import Link, Trace
+from sloop.workload import Link, Trace, Work
 from sloop.workload.trace import trace_of
 
 PEAK_S: Final = 10
@@ -96,11 +97,21 @@ class Question:
         if joined is None:
             return {name: Clients(trace, self.link) for name, trace in self.traces.items()}
         names = [application.name for application in self.fleets.deployment.applications]
-        streams = [[(at_ns, path) for at_ns in self.traces[name].times_ns()] for path, name in enumerate(names)]
-        requests = list(merge(*streams))
-        times_ns, paths = [at_ns for at_ns, _ in requests], tuple(path for _, path in requests)
-        provenance = self.traces[names[0]].provenance
-        whole = trace_of(times_ns, duration_ns=self.duration_ns, name=joined.name, provenance=provenance)
+        traces = [self.traces[name] for name in names]
+        streams = [
+            zip(trace.times_ns(), repeat(path), repeat(Work()) if trace.works is None else trace.works(), strict=False)
+            for path, trace in enumerate(traces)
+        ]
+        requests = list(merge(*streams, key=itemgetter(0, 1)))
+        times_ns, paths = [at_ns for at_ns, _, _ in requests], tuple(path for _, path, _ in requests)
+        works = [work for _, _, work in requests] if any(trace.works is not None for trace in traces) else []
+        whole = trace_of(
+            times_ns,
+            duration_ns=self.duration_ns,
+            name=joined.name,
+            provenance=traces[0].provenance,
+            works=works.__iter__ if works else None,
+        )
         return {joined.application.name: Clients(whole, self.link, paths=paths)}
 
     def world(self, candidate: FleetChoice) -> World:

@@ -8,7 +8,7 @@ hold, from which `build` makes the same parts wherever it is called, in a server
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,7 @@ from sloop.policies.scale.static import check_overbooked
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import digest
 from sloop.systems import build_system
+from sloop.systems.mix import WorkMix
 from sloop.systems.system import System, is_system_file
 from sloop.text import counted, listed
 from sloop.units import GIB, s
@@ -47,6 +48,15 @@ class ApplicationSetup:
     application: Application
     system: System
     beliefs: EstimateMap
+    mixes: Mapping[str, WorkMix] = field(default_factory=dict)
+    """By stage, what requests bring, for plans at steady rates; one row of the only size at the others."""
+
+    def bringing(self, mixes: Mapping[str, WorkMix]) -> "ApplicationSetup":
+        """This setup, whose beliefs now are those of the mean of what requests bring to these stages."""
+        for (stage, _, _), belief in self.beliefs.items():
+            if stage in mixes:
+                mixes[stage].teach(belief)
+        return replace(self, mixes=mixes)
 
     def parts(self) -> ApplicationParts:
         """What a core needs of it. Two cores of one setup would share the state of beliefs."""
@@ -108,6 +118,18 @@ class Setup:
     def core(self) -> Core:
         """The core of this run. Call it once: two cores of one setup would share the state of policies and beliefs."""
         return Core(self.parts(), self.deployment.cluster, build, first_worker=self.first_worker)
+
+
+def mixes_of(application: Application, mix: WorkMix) -> dict[str, WorkMix]:
+    """What requests bring to each stage of an application: to the first ones all, to later ones as many rows; a part of
+    a request is one row, as is what its parts are joined to."""
+    found: dict[str, WorkMix] = {}
+    for stage in application.order:
+        if not stage.after:
+            found[stage.name] = mix
+        elif not application.graph.scopes[stage.name] and all(name in found for name in stage.after):
+            found[stage.name] = mix.behind
+    return found
 
 
 def set_up(declared: Application | Deployment, choice: SystemChoice | None = None, *, must_fit: bool = True) -> Setup:

@@ -7,16 +7,19 @@ own criterion disagrees, the report says so. No I/O and no clock: a caller that 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
+from sloop.app.graph import declared_name
 from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.passes import range_advice, speed_range
 from sloop.profile.profile import START_S_ASSUMED
+from sloop.systems.mix import ONE_ROW_EACH, WorkMix
 from sloop.systems.planning.infeasibility import unused_kinds
 from sloop.systems.planning.marginal import NOTHING, binding_constraints, marginal_cost, marginal_cost_at
 from sloop.systems.planning.prediction import ApplicationPrediction, ClusterPrediction
@@ -29,7 +32,7 @@ from sloop.systems.planning.report import (
     StageReport,
 )
 from sloop.systems.planning.timing import Arrivals, PlanPrediction, StagePrediction, VisitTiming
-from sloop.systems.setup import ApplicationSetup, Setup
+from sloop.systems.setup import ApplicationSetup, Setup, mixes_of
 from sloop.text import counted, listed, number
 from sloop.units import round_up
 from sloop.vocabulary import Node
@@ -60,16 +63,22 @@ def explain_plan(
     rates_rps: float | Mapping[str, float],
     arrivals: Arrivals = "even",
     *,
+    mixes: Mapping[str, WorkMix] = MappingProxyType({}),
     clock: Callable[[], int] | None = None,
     progress: Callable[[float], None] = lambda done: None,
 ) -> PlanReport:
-    """The plans that the setup's system keeps at steady rates, with their predictions.
+    """The plans that the setup's system keeps at steady rates, with their predictions. The setup must be fresh.
 
-    The rates are requests per second of each application, see `rates_for`. `clock` returns nanoseconds and times the
-    decisions. `progress` is told which part is done, 0 to 1.
+    The rates are requests per second of each application, see `rates_for`. `mixes` says by application what requests
+    bring, if that is not one row of the only size. `clock` returns nanoseconds and times the decisions. `progress` is
+    told which part is done, 0 to 1.
     """
     rates = rates_for(setup, rates_rps)
-    return explained(ClusterPrediction(setup.applications, rates, arrivals, clock=clock), progress)
+    setups = [
+        each.bringing(mixes_of(each.application, mixes.get(each.application.name, ONE_ROW_EACH)))
+        for each in setup.applications
+    ]
+    return explained(ClusterPrediction(setups, rates, arrivals, clock=clock), progress)
 
 
 def explained(prediction: ClusterPrediction, progress: Callable[[float], None] = lambda done: None) -> PlanReport:
@@ -189,6 +198,7 @@ def _rows(application: ApplicationPrediction, stage: StagePrediction, more: str)
                 share=slot.share if slot.accelerator else 0.0,
                 group_rps=stage.group_rps(group),
                 is_capped=slot.is_capped,
+                rows=stage.mix.rows,
             )
         )
     return rows
@@ -240,6 +250,7 @@ def _notes(application: ApplicationPrediction) -> list[str]:
     notes = [
         *(_named(application, note) for note in of_plan),
         *declared.overruled,
+        *_mix_notes(application),
         *_assumed_profiles(application),
         *foreign_profiles(declared),
         *shared_profiles(declared),
@@ -259,7 +270,7 @@ def _predicted_range_ms(application: ApplicationPrediction) -> tuple[float | Non
     ends_ms = []
     for end in ("fast", "slow"):
         at_end = {key: belief.times(getattr(ranges[key], end, 1.0)) for key, belief in beliefs.items()}
-        setup = replace(application.setup, beliefs=at_end)
+        setup = replace(application.setup, beliefs=at_end).bringing(application.setup.mixes)
         ends_ms.append(PlanPrediction(setup, timing.plan, timing.rate_rps, timing.arrivals).predicted_ms)
     return min(ends_ms[0], timing.predicted_ms), max(ends_ms[1], timing.predicted_ms)
 
@@ -325,6 +336,44 @@ def _resting(application: ApplicationPrediction) -> str:
     note = f"it rests without replicas; the first request waits until one has started, {about}"
     wake_s = setup.application.wake_s
     return f"{note}; at most for {number(wake_s)} s (`wake_s`)" if 0 < wake_s < start_s else note
+
+
+def _mix_notes(application: ApplicationPrediction) -> Iterator[str]:
+    """In which unit it plans if requests bring several rows, or rows of several sizes, and what that leaves out."""
+    for stage in application.timing.stages.values():
+        mix, name = stage.mix, declared_name(stage.name)
+        if mix.rows != 1.0:
+            yield (
+                f"{name}: a request brings {number(mix.rows)} rows on average, so rates, batches and what the replicas "
+                f"serve are in rows: {number(stage.rate_rps)} rows/s"
+            )
+        if mix.sizes:
+            yield from _size_notes(application, stage)
+
+
+def _size_notes(application: ApplicationPrediction, stage: StagePrediction) -> Iterator[str]:
+    """What its plan takes a row of each size to cost."""
+    name, sizes, slo_ms = declared_name(stage.name), [*stage.mix.sizes], application.setup.application.slo_ms
+    mean = f"rows of size {sizes[0]}" if len(sizes) == 1 else f"the mean of rows of size {sizes[0]} to {sizes[-1]}"
+    for group in stage.groups:
+        belief, slot = stage.belief(group), group.spec.slot
+        profile, variant = belief.profile, group.spec.variant
+        at = f"{name}: {variant}" if len(stage.groups) > 1 else name
+        if not profile.sizes:
+            yield f"{at} is planned as if all rows were typical: its profile does not say what other sizes take"
+            continue
+        least_ms, mean_ms, most_ms = (
+            each.latency_ms(1, slot) for each in (belief.at(sizes[0]), belief, belief.at(sizes[-1]))
+        )
+        spread = f", of size {sizes[0]} {number(least_ms)} and of size {sizes[-1]} {number(most_ms)}"
+        yield f"{at} is planned for {mean}: one row takes {number(mean_ms)} ms{spread if len(sizes) > 1 else ''}"
+        if most_ms > slo_ms:
+            yield f"{at}: rows of size {sizes[-1]} take longer than the deadline and will not be served in time"
+        if not profile.knows_sizes:
+            yield f"{at}: its profile knows only size {profile.sizes[0].size}; others are taken to cost in proportion"
+        elif profile.is_extrapolated(1, profile.max_cores, sizes[-1]):
+            known = profile.sizes[-1].size
+            yield f"{at}: size {sizes[-1]} is beyond the profile's largest, {known}, so its cost is extrapolated"
 
 
 def _assumed_profiles(application: ApplicationPrediction) -> list[str]:

@@ -9,7 +9,7 @@ stages: policies that place models on shared devices see the stages of one appli
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -21,10 +21,11 @@ from sloop.app.hardware import KINDS, HardwareKind
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.systems import build_system
+from sloop.systems.mix import ONE_ROW_EACH, WorkMix
 from sloop.systems.planning.prediction import ClusterPrediction
 from sloop.systems.planning.report import PlacementReport, PlanReport
 from sloop.systems.planning.timing import PlanPrediction
-from sloop.systems.setup import set_up
+from sloop.systems.setup import mixes_of, set_up
 from sloop.text import listed, number
 from sloop.vocabulary import Node, Path
 
@@ -383,6 +384,8 @@ class FleetQuestion:
     """By application, the mean rate."""
     initial_rps: Mapping[str, float]
     """By application, the rate at the beginning."""
+    mixes: Mapping[str, WorkMix] = field(default_factory=dict)
+    """By application, what requests bring, if that is not one row of the only size."""
 
     @cached_property
     def joined(self) -> Deployment | None:
@@ -459,7 +462,8 @@ class FleetQuestion:
 
     def plan(self, candidate: FleetChoice, times: float = 1.0) -> FleetPlan:
         """What the system plans on the fleet for `times` the mean rates. InputError if it cannot plan for them."""
-        setups = set_up(self.deployed(candidate), must_fit=False).applications
+        made = set_up(self.deployed(candidate), must_fit=False).applications
+        setups = [each.bringing(self._mixes(each.application)) for each in made]
         prediction = ClusterPrediction(setups, self.rates(times))
         used = [node.hardware for node in prediction.placement.nodes]
         applications = prediction.applications.values()
@@ -472,6 +476,15 @@ class FleetQuestion:
             "; ".join(application.plan.why for application in applications),
             reasons[0] if reasons else "",
         )
+
+    def _mixes(self, planned: Application) -> dict[str, WorkMix]:
+        """What requests bring to each stage of a planned application: of a joined one, to each those of its own."""
+        applications = self.deployment.applications
+        if self.joined is None:
+            applications = tuple(each for each in applications if each.name == planned.name)
+        own = [mixes_of(each, self.mixes.get(each.name, ONE_ROW_EACH)) for each in applications]
+        mixes = [mix.get(stage.name) for each, mix in zip(applications, own, strict=True) for stage in each.stages]
+        return {stage.name: mix for stage, mix in zip(planned.stages, mixes, strict=True) if mix is not None}
 
     def needed(self, system: int, kinds: Sequence[int], times: float) -> FleetPlan:
         """The nodes of these kinds that the system rents for `times` the mean rates: with at most 4 of each kind, or

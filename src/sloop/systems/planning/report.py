@@ -21,7 +21,8 @@ class StageReport(Struct, frozen=True):
     predicted_ms: float
     """Time from entering the stage to leaving it: `wait_ms` + `service_ms`."""
     rate_rps: float = 0.0
-    """Requests per second that reach the stage, parts counted one by one: the rate times the visits per request."""
+    """Requests per second that reach the stage, parts and rows counted one by one: the rate times the visits per
+    request, times `rows`."""
     parts: float = 1.0
     """Visits of one request that arrive together: more than one after a fan-out."""
     service_ms: float = 0.0
@@ -45,6 +46,8 @@ class StageReport(Struct, frozen=True):
     """The part of `rate_rps` that these replicas serve."""
     is_capped: bool = True
     """Whether each can use no more than its cores, or its share; otherwise these are only reserved."""
+    rows: float = 1.0
+    """The mean rows of a request; batches, rates and what the replicas serve are in rows."""
 
 
 class PathReport(Struct, frozen=True):

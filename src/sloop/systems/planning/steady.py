@@ -171,13 +171,14 @@ def _view(
     application = setup.application
     plan, rate_rps = plans[application.key], rates_rps[application.key]
     targets = {target.stage: target for target in plan.stages}
+    rows = max((setup.mixes[stage.name].rows for stage in application.stages if stage.name in setup.mixes), default=1.0)
     return ApplicationView(
         key=application.key,
         stages=tuple(
-            _stage_view(now_ns, setup, StagePrediction(setup, stage, targets.get(stage.name), rate_rps, "even"))
+            _stage_view(now_ns, setup, StagePrediction(setup, stage, targets.get(stage.name), rate_rps, "even"), rows)
             for stage in application.order
         ),
-        ingress=Traffic(buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
+        ingress=Traffic(buckets=SteadyBuckets(now_ns, rows * rate_rps, application.slo_ns), bucket_ns=NS_PER_S),
         share=1.0,
         weight=application.weight,
         paths=application.paths,
@@ -185,8 +186,9 @@ def _view(
     )
 
 
-def _stage_view(now_ns: int, setup: ApplicationSetup, stage: StagePrediction) -> StageView:
-    """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes."""
+def _stage_view(now_ns: int, setup: ApplicationSetup, stage: StagePrediction, rows: float) -> StageView:
+    """The stage as it looks when every replica of the plan has been ready, and the rate steady, for ten minutes. The
+    ingress counts `rows` for each request."""
     application = setup.application
     specs = [spec for group in stage.groups for spec in repeat(group.spec, group.count)]
     ready_cores = math.fsum(group.count * group.spec.cores for group in stage.groups)
@@ -202,7 +204,7 @@ def _stage_view(now_ns: int, setup: ApplicationSetup, stage: StagePrediction) ->
         running=0,
         buckets=SteadyBuckets(now_ns, stage.rate_rps, application.slo_ns, busy, ready_cores, keeps_all=keeps_all),
         bucket_ns=NS_PER_S,
-        visits=stage.visits,
+        visits=stage.visits * stage.mix.rows / rows,
     )
 
 

@@ -8,7 +8,11 @@ a request that is as far as predicted; its batches hold what arrives meanwhile.
 **Arrivals.** `even`: the requests of a second are evenly spaced, which the published queueing models assume. `burst`:
 all requests of a second arrive at one instant, as from clients that send once a second (Sponge, Algorithm 2).
 
-**Visits that arrive together** are those of a burst, and the parts of one request after a fan-out (the declared mean).
+**Rows.** Where requests bring several rows, or rows of several sizes, rates and batches count rows, and a batch takes
+the mean of the sizes (`sloop.systems.mix`).
+
+**Visits that arrive together** are those of a burst, the rows of one request, and its parts after a fan-out (the
+declared mean).
 They fill batches at once, without waiting. Where they exceed one batch on every replica, the last of them waits for
 ⌈visits / (batch × replicas)⌉ - 1 earlier batches. Stages in a row work on them at the same time, as in a flow shop, so
 along a path only the longest of these waits counts.
@@ -43,6 +47,7 @@ from sloop.core.views import Belief, BeliefKey
 from sloop.policies.targets import together_max
 from sloop.profile.estimate import CrowdedEstimate, Estimate
 from sloop.solvers.queueing import fill_ms
+from sloop.systems.mix import ONE_ROW_EACH
 from sloop.systems.setup import ApplicationSetup
 from sloop.units import FOREVER_NS, ROUNDING, ms, round_up, to_ms
 from sloop.vocabulary import Group, Node, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
@@ -123,8 +128,8 @@ def timing(belief: Belief, slot: Slot, batch_max: int, replicas: float, load: St
 class StagePrediction:
     """One stage of a plan: its replicas, what arrives there, and how long its visits take.
 
-    `rate_rps` are the application's requests per second. The prediction of each path that leads to the stage adds a
-    visit.
+    `rate_rps` are the application's requests per second; what arrives at the stage counts rows. The prediction of each
+    path that leads to the stage adds a visit.
     """
 
     def __init__(
@@ -139,10 +144,13 @@ class StagePrediction:
         self.replicas = sum(group.count for group in self.groups)
         self.visits = application.visits[stage.name]
         """Visits per request."""
-        self.rate_rps = rate_rps * self.visits
+        self.mix = setup.mixes.get(stage.name, ONE_ROW_EACH)
+        """What requests bring."""
+        self.rate_rps = rate_rps * self.visits * self.mix.rows
+        """Rows per second."""
         self.burst = arrivals == "burst"
-        self.parts = _parts(application, stage.name)
-        """Visits of one request that arrive together; 1 where the stage runs once per request."""
+        self.parts = max(_parts(application, stage.name), self.mix.rows)
+        """Rows and parts of one request that arrive together; 1 where the stage runs once per request of one row."""
         self.together = max(self.parts, round_up(self.rate_rps)) if self.burst else self.parts
         self.visited: list[VisitPrediction] = []
         """One prediction per path that leads here, or one for all."""
