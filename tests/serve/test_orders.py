@@ -1,5 +1,5 @@
 """Each order gets one answer, whichever backend has it and however far its replica is: one test of the backend of this
-machine, of agents, and of the simulated cluster, which must not answer what the real ones do not."""
+machine and of agents. `tests.dst.test_orders` goes through every order in every phase."""
 
 import asyncio
 import os
@@ -24,10 +24,7 @@ from sloop.serve.node.node import LiveNode, WorkerPhase
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
 from sloop.tensor import Tensor
-from sloop.units import s
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
-from tests.dst.schedules import HOME
-from tests.dst.test_agents import STAGE, cluster, events_of
 from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import run_of, wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
@@ -161,47 +158,10 @@ async def elsewhere() -> AsyncIterator[Rig]:
         arenas.close()
 
 
-class SimulatedRig:
-    def __init__(self) -> None:
-        self._cluster, self._now_ns = cluster(), s(0.5)
-        self.events: list[Event] = []
-
-    def start(self, cores: float) -> None:
-        spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(cores, "cpu"), HOME.name)
-        self._cluster.obey(self._now_ns, StartWorker(A, spec))
-
-    def resize(self, cores: float) -> None:
-        self._cluster.obey(self._now_ns, ResizeWorker(A, cores))
-
-    def stop(self) -> None:
-        self._cluster.obey(self._now_ns, StopWorker(A, "the test says so"))
-
-    async def reach(self, moment: str) -> None:
-        if moment == "ready":
-            self._let_pass(9.5)
-
-    async def settle(self) -> None:
-        self._let_pass(9.5)
-
-    def close(self) -> None:
-        self._cluster.close()
-
-    def _let_pass(self, seconds: float) -> None:
-        self._now_ns += s(seconds)
-        self.events += [event for _, event in events_of(self._cluster, self._now_ns / s(1))]
-
-
-@asynccontextmanager
-async def simulated() -> AsyncIterator[Rig]:
-    rig = SimulatedRig()
-    yield rig
-    rig.close()
-
-
 Made = Callable[[], AbstractAsyncContextManager[Rig]]
 
 
-@pytest.fixture(params=[here, elsewhere, simulated], ids=lambda made: made.__name__)
+@pytest.fixture(params=[here, elsewhere], ids=lambda made: made.__name__)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setattr(module, "machine", lambda: "another machine")
     found: Made = request.param

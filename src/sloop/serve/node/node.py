@@ -2,10 +2,10 @@
 
 The server's own machine is a node in its process, and an agent is one behind a link (`sloop.serve.cluster.agent`). A
 worker is a process with one socket and one CPU limit, and always in one of the states of `WorkerPhase`. Every order
-gets exactly one answer in each of them; the end of a worker answers what is open. The end of its socket reveals the
-death of a process; the node reports it after the process is reaped and its cores are free. No worker outlives the node,
-and every wait is bounded (`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). The node handles no requests, deadlines or
-policies.
+gets exactly one answer in each of them (`REACTIONS`); the end of a worker answers what is open. The end of its socket
+reveals the death of a process; the node reports it after the process is reaped and its cores are free. No worker
+outlives the node, and every wait is bounded (`START_S_MAX`, `STOP_S_MAX`, `SHRINK_S_MAX`). The node handles no
+requests, deadlines or policies.
 
 To grow a worker, the node first raises the CPU quota and then the worker's thread count; to shrink it, the other way
 round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot change
@@ -108,6 +108,38 @@ class WorkerPhase(StrEnum):
 BEGINNING: Final = (WorkerPhase.STARTING, WorkerPhase.LOADING)
 SERVING: Final = (WorkerPhase.READY, WorkerPhase.BUSY)
 ENDING: Final = (WorkerPhase.STOPPING, WorkerPhase.LOST)
+
+
+class Reaction(StrEnum):
+    """What a node does with an order about one of its workers, and what answers the order."""
+
+    NOTE = "noted"
+    """It counts when the worker is ready, and is answered at once."""
+    OBEY = "obeyed"
+    """It is carried out, and answered when that is done."""
+    EXIT = "told to exit"
+    """The worker exits by itself, or is killed after `STOP_S_MAX`; its end answers."""
+    KILL = "killed"
+    """The worker's process is killed; its end answers."""
+    AWAIT = "awaited"
+    """The worker's end, which is under way, answers."""
+    REFUSE = "refused"
+    """It cannot be carried out, which is said at once."""
+
+
+NOTE, OBEY, EXIT, KILL, AWAIT, REFUSE = Reaction
+REACTIONS: Final = {
+    order: dict(zip(WorkerPhase, reactions, strict=True))
+    for order, *reactions in (
+        # phase of the worker:  fetching starting loading ready busy stopping lost
+        (actions.StopWorker, KILL, KILL, KILL, EXIT, KILL, AWAIT, AWAIT),
+        (actions.ResizeWorker, NOTE, NOTE, NOTE, OBEY, OBEY, AWAIT, AWAIT),
+        (actions.StartWorker, REFUSE, REFUSE, REFUSE, OBEY, OBEY, AWAIT, AWAIT),  # of its shadow
+    )
+}
+"""By order about a worker that is there, and phase of that worker, what becomes of the order. The end of a worker has
+answered all later orders but `StopWorker`, which is answered again. The other orders are about no worker:
+`LiveNode.order` says how they are answered."""
 
 
 class _Section:
@@ -297,9 +329,8 @@ class LiveNode(KnownStages):
                 worker.pool_cores = self._pool_cores(worker)
                 self._join_pool(worker)
             elif worker.cores >= cores:
-                self._actuate(
-                    worker, worker.cores, threads_of=worker.cores
-                )  # all cores may be written in another way than a part of them
+                # All cores may be written in another way than a part of them.
+                self._actuate(worker, worker.cores, threads_of=worker.cores)
 
     def order(self, order: actions.Order, peers: Peers = MappingProxyType({})) -> None:
         """See `Backend`. All nodes are this machine, so they are there at once; `peers` are for `NodeModels`."""
@@ -481,16 +512,14 @@ class LiveNode(KnownStages):
         if worker is None:
             self._report(events.WorkerStopped(number))
             return
-        before, worker.phase = worker.phase, WorkerPhase.STOPPING
-        if before in ENDING:
-            return  # its end follows
+        reaction, worker.phase = REACTIONS[actions.StopWorker][worker.phase], WorkerPhase.STOPPING
         # The core counts the cores of a part as free that it stops because a batch hangs, wherever in the pipeline.
-        if before is WorkerPhase.READY and worker.process is not None and worker.section is None:
+        if reaction is EXIT and worker.process is not None and worker.section is None:
             if isinstance(worker, NodeShadow):
                 self._tell_pair(worker, is_over=True)
             worker.process.link.send(FrameKind.STOP)
             self._set_timer(worker, STOP_S_MAX, "it did not stop")
-        else:
+        elif reaction is not AWAIT:
             self._give_up(worker, "it was stopped")
 
     def _give_up(self, worker: NodeWorker, why: str) -> None:
@@ -582,12 +611,12 @@ class LiveNode(KnownStages):
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         worker = self.workers.get(replica)
-        if worker is None or worker.is_over or worker.process is None:
-            return  # the loss of the worker will be reported, which covers its batch
-        assert worker.batch is None, f"batch {batch} for replica {replica}, which still runs batch {worker.batch}"
+        if worker is None or worker.phase in ENDING:
+            return  # its end has been or will be reported, which answers this too
+        assert worker.phase is WorkerPhase.READY, f"batch {batch} for replica {replica}, which is {worker.phase}"
+        assert worker.process is not None
         worker.batch, worker.visits, section = batch, order.visits, worker.section
-        if worker.phase is WorkerPhase.READY:
-            worker.phase = WorkerPhase.BUSY
+        worker.phase = WorkerPhase.BUSY
         if section is None or section.pipeline is None or not section.pipeline.takes(section.place, batch, order):
             worker.process.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
@@ -821,10 +850,12 @@ class LiveNode(KnownStages):
 
     def _start_shadow(self, order: actions.StartWorker, replica: ReplicaId) -> None:
         body, wanted = self.workers.get(replica), order.spec.shadow
-        if body is None or body.is_over or body.process is None:
-            return  # its loss, which has been or will be reported, is that of its shadow
+        if body is None or REACTIONS[actions.StartWorker][body.phase] is AWAIT:
+            return  # its end, which has been or will be reported, is that of its shadow
         assert wanted is not None, f"worker {order.worker} is no shadow"
         try:
+            if REACTIONS[actions.StartWorker][body.phase] is REFUSE:
+                raise MachineError("its replica is not ready")
             if body.shadow is not None:
                 raise MachineError("the one before has not ended")
             made = NodeShadow(order, body, wanted, _cut_for(body, wanted))
@@ -897,9 +928,9 @@ class LiveNode(KnownStages):
 
     def _resize(self, number: WorkerId, cores: float) -> None:
         worker = self.workers.get(number)
-        if worker is None or worker.is_over:
-            return  # its end has been or will be reported
-        if worker.phase not in (*SERVING, WorkerPhase.STOPPING) or worker.pool_cores:
+        if worker is None or REACTIONS[actions.ResizeWorker][worker.phase] is AWAIT:
+            return  # its end has been or will be reported, which answers this too
+        if REACTIONS[actions.ResizeWorker][worker.phase] is NOTE or worker.pool_cores:
             worker.spec = worker.spec.with_cores(cores)  # applied in `_on_ready`, or only reserved
             if worker.process is not None and not worker.pool_cores:
                 self._send_threads(worker, Grant(cores))
