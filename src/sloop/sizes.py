@@ -6,6 +6,7 @@ one size.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec import Struct
@@ -49,3 +50,12 @@ def grid_bound(size: int) -> int:
     power = 1 << (size - 1).bit_length()
     middle = power - power // 4
     return middle if size <= middle else power
+
+
+SHOWN_MAX: Final = 8
+"""If rows have at most so many sizes, figures are shown for each; otherwise for the classes of the grid."""
+
+
+def shown_class(sizes: Collection[int]) -> Callable[[int], int]:
+    """By which number figures about rows of these sizes are told apart."""
+    return GRID.class_of if len(sizes) > SHOWN_MAX else int

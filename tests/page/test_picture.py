@@ -8,14 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from sloop.actions import StartBatch
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
+from sloop.events import Finished
 from sloop.page.picture import COUNTS, LEVELS, SECONDS, Picture
 from sloop.runlog import RecordedLog, read_log
+from sloop.runlog.fold import DeploymentState
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import run_scenario
-from sloop.systems.replay import beginning_of
+from sloop.systems.replay import beginning_of, header_of
 from sloop.vocabulary import Outcome, Request
+from tests.sim.scene import records_of, world
 
 SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
 
@@ -58,6 +62,33 @@ def test_totals_and_rows_equal_the_summary_of_the_run(run: tuple[RecordedLog, Ru
         assert whole["applications"][application.name]["slo_ms"] == application.slo_ms
     missed = sum(each["outcome"] != "served" for each in whole["missed"])
     assert missed == min(200, row.late + row.dropped + row.rejected + row.failed)
+
+
+def test_a_batch_shows_its_rows_and_sizes_and_a_stage_its_padding() -> None:
+    stage = {
+        "profile": {"latency_ms": {"table": {1: {1: 20.0}, 8: {1: 60.0}}}, "max_batch": 8},
+        "pad": {"ids": 0},
+        "sizes": [64],
+    }
+    made = world(stage=stage, trace={"kind": "poisson", "rate": 90, "rows": 2, "sizes": [16, 64]})
+    setup = made.setup()
+    fold = DeploymentState(setup.parts(), nodes=made.deployment.cluster, start_ns=0)
+    picture = Picture(header_of(setup, origin="sim"), fold, zero_unix_s=1e9)
+    running = set()
+    elements = padded = 0
+    for now_ns, record in records_of(made):
+        picture.append(now_ns, record)
+        if isinstance(record, StartBatch):
+            ((found,),) = (version["stages"] for version in plain(picture.whole())["applications"]["scene"]["versions"])
+            (replica,) = found["replicas"]
+            assert (replica["running"], replica["size"]) == (record.rows, 64)
+            running.add(record.rows)
+        elif isinstance(record, Finished):
+            elements, padded = elements + record.elements, padded + record.padded
+    assert running >= {2, 8}
+    (stages,) = (version["stages"] for version in plain(picture.whole())["applications"]["scene"]["versions"])
+    assert stages[0]["padding"] == pytest.approx(padded / (elements + padded))
+    assert 0.2 < stages[0]["padding"] < 0.5
 
 
 def test_changes_tell_every_row_of_the_whole(run: tuple[RecordedLog, RunRow]) -> None:

@@ -64,6 +64,7 @@ from sloop.vocabulary import (
     WorkerId,
     parts_at,
 )
+from sloop.workload import Work, trace_of
 from tests.runlog.story import (
     GRAPH,
     STORY,
@@ -81,7 +82,7 @@ from tests.runlog.story import (
     starts,
     told,
 )
-from tests.sim.scene import provisioned
+from tests.sim.scene import WORK_CONSERVING, provisioned, with_clients, world
 
 
 def request_story(
@@ -737,3 +738,32 @@ def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
     assert ("the batch was lost in the pipeline of replica 1", "replica 0 is lost") in said
     assert ("while it waited, replica 1 had all layers of its model", "") in said
     assert sum_of_parts(story) == pytest.approx(19.0)
+
+
+def test_a_request_tells_its_rows_and_with_which_it_was_padded() -> None:
+    """16 and 264 wait for the replica, and run as two rows of the class up to 512, each as large as the larger."""
+    works = [Work(1, 512), Work(1, 16), Work(1, 264), Work(20, 16)]
+    trace = trace_of(range(0, 4 * ms(1), ms(1)), name="some", provenance="assumed: a test", works=works.__iter__)
+    stage = {
+        "profile": {"latency_ms": {"table": {1: {1: 20.0}, 8: {1: 60.0}}}, "max_batch": 8},
+        "pad": {"ids": 0},
+        "sizes": [512],
+    }
+    system = WORK_CONSERVING | {"replicas": 1, "cores": 1.0}
+    made = with_clients(world(stage=stage, system=system, slo_ms=10_000), trace=trace)
+    log = MemoryLog()
+    simulate(made, [log])
+    first, second, _, large = (
+        explain_request(log, number, DeploymentState(made.setup().parts(), start_ns=0)) for number in range(4)
+    )
+    assert (second.rows, second.size) == (1, 16)
+    (visit,) = second.visits
+    assert (visit.batch_rows, visit.batch_size) == (2, 512)
+    assert visit.padding == pytest.approx(248 / 528)
+    told = "\n".join(step.what for step in second.steps)
+    assert "sent with 1 row of size 16; an answer is due" in told
+    assert "started with request 2, in batch no. 1 of 2 rows of sizes up to 512 at" in told
+    assert "47% of it was padding" in told
+    assert "padding" not in "".join(step.what for step in first.steps)
+    assert (large.rows, large.visits[0].batch_rows, large.visits[0].padding) == (20, 20, 0.0)
+    assert "in 3 passes" in "".join(step.what for step in large.steps)

@@ -172,6 +172,8 @@ def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
     made = [run_tables.ends(rows), run_tables.costs(rows)]
     if any(row.attainment_low is not None for row in rows):
         made.insert(1, run_tables.ranges(rows))
+    if any(row.sizes for row in rows):
+        made.insert(1, run_tables.sizes(rows))
     if any(row.applications for row in rows):
         made.append(applications(rows))
     if any(row.versions for row in rows):

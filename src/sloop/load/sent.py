@@ -1,17 +1,13 @@
 """What the requests of a load run brought, and its results by the size of their rows."""
 
 from collections.abc import Sequence
-from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.sizes import GRID
+from sloop.sizes import shown_class
 from sloop.workload import Work
-
-SIZES_SHOWN: Final = 8
-"""If the rows have at most so many sizes, results are shown for each; otherwise for the classes of the grid."""
 
 
 class SentWorks(msgspec.Struct, frozen=True):
@@ -51,7 +47,6 @@ class SentWorks(msgspec.Struct, frozen=True):
     @property
     def classes(self) -> NDArray[np.int64]:
         """The class of each request's size, named by its upper bound."""
-        sizes = {work.size for work in self.works}
-        bound: Any = GRID.class_of if len(sizes) > SIZES_SHOWN else int
-        classes: NDArray[np.int64] = np.array([bound(work.size) for work in self.works])[self.kinds]
+        class_of = shown_class({work.size for work in self.works})
+        classes: NDArray[np.int64] = np.array([class_of(work.size) for work in self.works])[self.kinds]
         return classes

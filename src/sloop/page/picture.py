@@ -31,7 +31,7 @@ MINUTES: Final = 1_440
 DECISIONS: Final = 500
 MISSED: Final = 200
 """How many decisions, and how many requests that were not served in time, a page lists."""
-KEPT: Final = Kept(seconds=SECONDS, routes=False)
+KEPT: Final = Kept(seconds=SECONDS, routes=False, service=True)
 TARGET: Final = 0.99
 """The share of requests to be served in time against which the error budget is counted."""
 OUTCOMES: Final = ("served", "late", "dropped", "rejected", "failed")
@@ -436,8 +436,16 @@ def _stage(name: str, run: RunState) -> dict[str, Any]:
         "queued": run.queued(name),
         "batch_max": target.batch_max if target is not None else 0,
         "planned": sum(group.count for group in target.groups) if target is not None else 0,
+        "padding": _padding(name, run),
         "replicas": [_replica(replica) for replica in run.replicas.values() if replica.spec.stage == name],
     }
+
+
+def _padding(stage: str, run: RunState) -> float:
+    """The fraction of what a stage has computed that was padding."""
+    groups = [group for group in run.workers.groups.values() if group.key[0] == stage]
+    padded, elements = sum(group.padded for group in groups), sum(group.elements for group in groups)
+    return padded / (elements + padded) if padded else 0.0
 
 
 def _replica(replica: ReplicaRecord) -> dict[str, Any]:
@@ -453,6 +461,7 @@ def _replica(replica: ReplicaRecord) -> dict[str, Any]:
         "wanted": replica.wanted_cores,
         "form": kind_of(replica.group.shape),
         "running": replica.rows if replica.running else 0,
+        "size": replica.running.size if replica.running else 0,
     }
 
 

@@ -25,13 +25,32 @@ from sloop.vocabulary import Node
 
 
 def ends(rows: Iterable[RunRow]) -> Table:
-    """Outcomes of requests, one row per run."""
+    """Outcomes of requests, one row per run, with their rows if any brought several."""
+    runs = list(rows)
+    has_rows = any(row.rows not in (0, row.requests) for row in runs)
+    columns = ("attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms")
     return Table(
         "How requests ended",
-        ("system", "requests", "attainment %", "late", "dropped", "rejected", "failed", "p50 ms", "p99 ms"),
+        ("system", "requests", *(("rows",) if has_rows else ()), *columns),
         tuple(
-            (r.system, r.requests, _attainment(r), r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms)
-            for r in rows
+            (
+                *(r.system, r.requests, *((r.rows or r.requests,) if has_rows else ())),
+                *(_attainment(r), r.late, r.dropped, r.rejected, r.failed, r.p50_ms, r.p99_ms),
+            )
+            for r in runs
+        ),
+    )
+
+
+def sizes(rows: Iterable[RunRow]) -> Table:
+    """Outcomes of requests by the size of their rows, one row per run and size."""
+    return Table(
+        "By size",
+        ("system", "size up to", "requests", "in time", "attainment %", "p50 ms", "p99 ms"),
+        tuple(
+            (row.system, each.size, each.requests, each.served, 100 * each.attainment, each.p50_ms, each.p99_ms)
+            for row in rows
+            for each in row.sizes
         ),
     )
 

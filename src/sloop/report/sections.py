@@ -31,6 +31,7 @@ from sloop.report.svg import svg, svg_file
 from sloop.report.tables import Table, cell_text
 from sloop.report.words import KINDS, word_of, words_in
 from sloop.runlog import Header, Record, RecordedLog, Sink
+from sloop.runlog.rows import RowCounts
 from sloop.runlog.summary import Figures, LoadTime, RunRow, RunSummary, on_schedule_clock
 from sloop.systems import SYSTEMS
 from sloop.systems.replay import parts_of, require_all, with_beginning
@@ -96,16 +97,18 @@ def log_run(log: RecordedLog, *, only_load: bool = False, sinks: Sequence[Sink] 
     is_live = header.origin == "live"
     parts, nodes = parts_of(log)
     summary = RunSummary(parts, nodes=nodes, start_ns=None if is_live and not only_load else 0, build=build)
-    noted, load = NotedRecords(), LoadTime()
-    all_sinks: list[Sink] = [summary, noted, load, *sinks]
+    noted, load, rows = NotedRecords(), LoadTime(), RowCounts()
+    all_sinks: list[Sink] = [summary, noted, load, rows, *sinks]
     appends = [sink.append for sink in all_sinks]
     for now_ns, record in _under_load(log) if only_load else with_beginning(log):
         for append in appends:
             append(now_ns, record)
     assumed = summary.assumed_starts(header.assumed_starts)
-    row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
+    row, duration_s = summary.row(system=header.system, seed=header.seed, assumed=assumed), summary.duration_s
     if is_live and load.total_ns:
-        row = structs.replace(row, goodput_rps=row.served / to_s(load.total_ns))
+        duration_s = to_s(load.total_ns)
+        row = structs.replace(row, goodput_rps=row.served / duration_s)
+    row = structs.replace(row, **rows.figures(duration_s))
     return ReportedRun(label=header.system, row=row, summary=summary, header=header, noted=noted)
 
 

@@ -212,11 +212,12 @@ class DeploymentState:
         return self.records[0] if len(self.records) == 1 else self.versions.get(decided.application)
 
     def keep(self, kept: Kept) -> None:
-        """Keep so many seconds and decisions from now on; those that are gone do not come back."""
+        """Keep so many seconds and decisions from now on, and times of passes or not; those that are gone do not come
+        back."""
         self._kept = kept
         self.last_decisions = deque(self.last_decisions, maxlen=kept.decisions)
         for run in self.runs:
-            run.seconds = deque(run.seconds, maxlen=kept.seconds)
+            run.keep(kept)
 
     def forget(self, record: VersionRecord) -> None:
         """Drop a version that has ended, with all its measurements."""

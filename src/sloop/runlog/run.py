@@ -385,6 +385,11 @@ class RunState:
         self._second_end_ns += NS_PER_S
         self.seconds.append(self._second)
 
+    def keep(self, kept: Kept) -> None:
+        """Keep so many seconds from now on, and what replicas measure of passes or not."""
+        self.seconds = deque(self.seconds, maxlen=kept.seconds)
+        self._keeps_service = kept.service
+
     def close_seconds(self) -> None:
         """Update the last second, which may be incomplete, to the last record."""
         self._measure_second(self.now_ns)

@@ -30,6 +30,7 @@ from sloop.runlog.durations import VariantKey
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.replicas import COLD_START, BatchGroup
 from sloop.runlog.requests import SecondRecord
+from sloop.runlog.rows import SizeFigures
 from sloop.runlog.run import RunState, combined_accuracy
 from sloop.runlog.versions import Build, OnlyGraph, StaticEstimate, VersionParts
 from sloop.text import listed
@@ -166,6 +167,12 @@ class RunRow(FigureRow, frozen=True, kw_only=True):
     """One row for each application, if there were several."""
     versions: tuple[ApplicationRow, ...] = ()
     """One row for each version of the applications that had several."""
+    rows: int = 0
+    """Of all requests; 0 if each had one, and all were equally large."""
+    goodput_rows_per_s: float = 0.0
+    """Of the requests that were served in time; 0 as above."""
+    sizes: tuple[SizeFigures, ...] = ()
+    """One row for each size of rows, or class of sizes, if there were several."""
     assumed: tuple[str, ...] = ()
     """Values that this run used although they were not measured, each with its reason."""
 

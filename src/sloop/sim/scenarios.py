@@ -32,6 +32,7 @@ from sloop.app.scenario import Scenario
 from sloop.profile.passes import speed_range
 from sloop.runlog import FileLog, Header, Sink
 from sloop.runlog.durations import VariantKey
+from sloop.runlog.rows import RowCounts
 from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
@@ -111,18 +112,19 @@ def run_scenario(
     """
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = world.setup()
-    summary = summary_of(world, setup)
+    summary, rows = summary_of(world, setup), RowCounts()
     header = header_of(setup, origin="sim", seed=scenario.seed, assumed_starts=world.assumed_starts)
     started_ns = time.perf_counter_ns()
     with ExitStack() as files:
-        sinks: list[Sink] = [summary]
+        sinks: list[Sink] = [summary, rows] if world.is_mixed else [summary]
         if log is not None:
             sinks.append(files.enter_context(FileLog(log, header)))
         totals = simulate(world, sinks, check_first=check_first)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
     shared = [line for application in world.applications for line in shared_profiles(application)]
-    assumed = (*summary.assumed_starts(world.assumed_starts), *shared)
+    assumed = (*summary.assumed_starts(world.assumed_starts), *shared, *world.assumed_sizes(rows.sizes))
     row = summary.row(system=choice.label, seed=scenario.seed, wall_s=wall_s, assumed=assumed)
+    row = structs.replace(row, **rows.figures(summary.duration_s))
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
     _warn_of_planners(choice, summary)

@@ -229,6 +229,24 @@ class World:
         ]
         return {name: f"{name}: cold starts take {START_S_ASSUMED:g} s ({why})" for name in names}
 
+    def assumed_sizes(self, sizes: Sequence[int]) -> list[str]:
+        """One line per variant of a first stage of which it is not known what rows of these sizes take."""
+        if not sizes or not sizes[-1]:
+            return []
+        lines = []
+        for application in self.applications:
+            first = {stage.name for stage in application.stages if not stage.after}
+            for (stage, variant, _), profile in self._true_profiles(application).items():
+                if stage not in first:
+                    continue
+                if not profile.knows_sizes:
+                    why = "rows of all sizes take as long as typical ones (its profile does not know sizes)"
+                    lines.append(f"{stage}/{variant}: {why}")
+                elif sizes[-1] > profile.sizes[-1].size:
+                    why = f"what rows of up to {sizes[-1]} take is extrapolated from {profile.sizes[-1].size}"
+                    lines.append(f"{stage}/{variant}: {why}")
+        return list(dict.fromkeys(lines))
+
     @property
     def all_errors(self) -> dict[VariantKey, float]:
         """Ratio of true to believed durations of all variants."""

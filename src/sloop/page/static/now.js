@@ -99,7 +99,7 @@ function Charts({ application, span }) {
 
 function Version({ version, only }) {
   const share = version.share < 1 ? `, ${percent(version.share)} of the requests` : "";
-  const head = ["stage", "replica", "state", "variant", "on", "node", "batch now", "since"];
+  const head = ["stage", "replica", "state", "variant", "on", "node", "rows now", "since"];
   const rows = version.stages.flatMap((stage) =>
     stage.replicas.map((replica) => [
       stage.name,
@@ -108,7 +108,7 @@ function Version({ version, only }) {
       [replica.variant, replica.form === "alone" ? "" : `(${replica.form})`].filter(Boolean).join(" "),
       replica.wanted !== replica.cores ? `${replica.slot}, ordered ${number(replica.wanted)}` : replica.slot,
       replica.node || "–",
-      `${replica.running} of ${stage.batch_max}`,
+      `${replica.running} of ${stage.batch_max}${replica.size ? `, of sizes up to ${replica.size}` : ""}`,
       `${ago(replica.since_s)} ago`,
     ]));
   return html`<section>
@@ -117,6 +117,8 @@ function Version({ version, only }) {
     ${version.why ? html`<p>${version.why}</p>` : null}
     ${version.plan ? html`<p><b>Plan since ${clock(version.plan.since_s)}:</b> ${version.plan.text}. ${version.plan.feasible ? "" : html`<b class="bad">It does not meet every deadline.</b> `}<span class="soft">${version.plan.why}</span></p>` : html`<p>There is no plan yet.</p>`}
     <${Table} label="replicas" head=${head} rows=${rows} numbers=${[1]} />
+    ${version.stages.filter((stage) => stage.padding).map((stage) =>
+      html`<p class="soft">${percent(stage.padding)} of what ${stage.name} has computed was padding.</p>`)}
   </section>`;
 }
 

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Final
 
 from sloop.actions import StartBatch
+from sloop.core.rates import cost_of
 from sloop.events import Finished
 from sloop.runlog import Record
 from sloop.runlog.fold import DeploymentState
@@ -41,10 +42,9 @@ class Estimator:
         if belief is None:
             return
         if isinstance(record, StartBatch):
-            rows, group = record.rows, replica.group
+            group = replica.group
             own = belief.of(group.shape).at(record.size)
-            expected_ns = own.costs_ns(group.slot)[rows] if rows <= own.batch_max else 0
-            self._running[record.batch] = group, expected_ns
+            self._running[record.batch] = group, cost_of(own.costs_ns(group.slot), record.rows)
         elif replica.running is not None and replica.running.batch == record.batch:
             group, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns

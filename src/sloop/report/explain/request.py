@@ -60,6 +60,12 @@ class VisitStory(Struct, frozen=True, kw_only=True):
     """The rest of the time in its batch: transport to the replica and back, and waiting for its process."""
     lost_ms: float
     """Time in batches whose replica was lost or stopped as stuck."""
+    batch_rows: int
+    """How many rows its last batch had, all requests together; 0 if it was in none."""
+    batch_size: int
+    """The class of the size of these rows, named by its largest; 0 if all rows are equally large."""
+    padding: float
+    """The fraction of what that batch computed that was padding, 0 to 1."""
     critical: bool
     """Whether it lies on the critical path: the chain of visits that ends with the request's end and in which each
     visit begins when the previous one finishes. Other visits ran in parallel."""
@@ -76,6 +82,9 @@ class RequestStory(Struct, frozen=True, kw_only=True):
     outcome: str
     why: str
     slo_ms: float
+    rows: int
+    size: int
+    """Of each of its rows; 0 if all rows are equally large."""
     total_ms: float | None
     network_ms: float
     """From sending to arrival, as reported by the client or the simulator."""
@@ -150,6 +159,8 @@ class _Visit:
         self.batch: StartBatch | None = None
         self.over_ns: int | None = None
         self.wait_ns = self.service_ns = self.transport_ns = self.lost_ns = 0
+        self.batch_rows = self.batch_size = 0
+        self.padding = 0.0
 
     def story(self, critical: bool) -> VisitStory:
         spent_ms = {
@@ -159,7 +170,16 @@ class _Visit:
             "lost_ms": to_ms(self.lost_ns),
         }
         stage, part = self.place
-        return VisitStory(stage=stage, part=part, entered_s=to_s(self.entered_ns), critical=critical, **spent_ms)
+        return VisitStory(
+            stage=stage,
+            part=part,
+            entered_s=to_s(self.entered_ns),
+            **spent_ms,
+            batch_rows=self.batch_rows,
+            batch_size=self.batch_size,
+            padding=self.padding,
+            critical=critical,
+        )
 
 
 def _others(batch: StartBatch, id: RequestId) -> list[RequestId]:
@@ -292,7 +312,7 @@ class _Follower:
         request, known_ns = self.request, self._known_ns
         assert request is not None
         edge_ns = known_ns - request.arrived_ns
-        self._add(request.sent_ns, f"sent; an answer is due within {in_ms(request.slo_ns)}")
+        self._add(request.sent_ns, f"sent{_brought(request)}; an answer is due within {in_ms(request.slo_ns)}")
         self._add(
             known_ns,
             f"arrived after {in_ms(request.elapsed_ns)} in the network and {in_ms(edge_ns)} in the edge, "
@@ -338,6 +358,7 @@ class _Follower:
             waited_ns = now_ns - visit.since_ns
             visit.wait_ns += waited_ns
             visit.batch, visit.since_ns = batch, now_ns
+            visit.batch_rows, visit.batch_size = batch.rows, batch.size
             replica = self._run.replicas.get(batch.replica) if self._run is not None else None
             on = ""
             if replica is not None:
@@ -350,7 +371,8 @@ class _Follower:
             estimate = f"; estimated P99 {in_ms(expected_ns)}" if expected_ns else ""
             self._add(
                 now_ns,
-                f"started {beside}, in batch no. {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
+                f"started {beside}, in batch no. {batch.batch}{_rows_of(batch)} at {self._where(visit)} on replica "
+                f"{batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
 
@@ -366,7 +388,11 @@ class _Follower:
             visit.transport_ns += taken_ns - min(record.service_ns, taken_ns)
             visit.over_ns, self._last = now_ns, visit
             at = f" at {self._where(visit)}" if len(self._graph.stages) > 1 else ""
-            self._add(now_ns, f"the batch{at} finished after {self._estimator.compared(batch.batch, taken_ns)}")
+            visit.padding = record.padded / (record.elements + record.padded) if record.padded else 0.0
+            passes = f" in {record.passes} passes" if record.passes > 1 else ""
+            padding = f"; {visit.padding:.0%} of it was padding" if visit.padding else ""
+            compared = self._estimator.compared(batch.batch, taken_ns)
+            self._add(now_ns, f"the batch{at} finished after {compared}{passes}{padding}")
         elif isinstance(record, BatchFailed):
             visit.service_ns += taken_ns
             is_alone = len(set(batch.requests)) == 1
@@ -472,12 +498,28 @@ class _Follower:
             outcome=outcome,
             why=why,
             slo_ms=to_ms(request.slo_ns),
+            rows=request.rows,
+            size=request.size,
             total_ms=to_ms(total_ns) if total_ns is not None else None,
             summary=f"{outcome}{f': {why}' if why else ''}. {where}",
             visits=tuple(visit.story(visit in critical) for visit in self._visits),
             steps=tuple(self._steps),
             **{f"{name}_ms": to_ms(value_ns) for name, value_ns in spent_ns.items()},
         )
+
+
+def _brought(request: Request) -> str:
+    """` with 16 rows of size 37`; empty for one row of the only size."""
+    if request.size:
+        return f" with {counted(request.rows, 'row')} of size {request.size}"
+    return f" with {counted(request.rows, 'row')}" if request.rows != 1 else ""
+
+
+def _rows_of(batch: StartBatch) -> str:
+    """` of 12 rows of sizes up to 48`; empty for one row of the only size for each request."""
+    if not batch.size and batch.rows == len(batch.requests):
+        return ""
+    return f" of {counted(batch.rows, 'row')}{f' of sizes up to {batch.size}' if batch.size else ''}"
 
 
 def _took(request: Request, total_ns: int | None) -> str:
