@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from sloop.errors import InputError, MachineError
 from sloop.profile.fit import fit_all
@@ -24,14 +25,17 @@ from sloop.profile.measure import (
     TimedBatch,
     Timing,
     by_affinity,
+    check_sizes,
     default_cores,
     measure,
     measure_briefly,
     measure_on,
+    measure_sizes,
     measuring_s,
+    measuring_sizes_s,
     timed_process,
 )
-from sloop.profile.profile import Pass, Sample, load_profile, sample_of, save_profile
+from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, load_profile, sample_of, save_profile
 from sloop.profile.service_load import ServiceLoad
 from sloop.profile.timed_process import (
     DONE,
@@ -531,3 +535,64 @@ def test_the_time_that_is_left_falls_to_zero(monkeypatch: pytest.MonkeyPatch, mo
         assert left[-1] == 0
         assert all(later <= 1.25 * earlier for earlier, later in pairwise(left)), left
         assert left[0] < measuring_s(batches, (1.0, 2.0), None, passes)
+
+
+def sizes_of(monkeypatch: pytest.MonkeyPatch, model: Path, **options: Any) -> Profile:  # those of `measure_sizes`
+    """Rows of 16 elements, measured, and of others, that take a millisecond for each element."""
+    bytes_of_size = {16: 100, 4: 50, 64: 900}
+
+    def times(
+        order: TimingOrder, seconds: float, limit: object, *, enough: Callable[[CellRuns], bool], **_: object
+    ) -> Generator[CellRuns | LoadReport, None, None]:
+        (size,) = order.shapes["x"]
+        for batch in (*order.batches, *order.tried):
+            if batch * size > 512:
+                raise MachineError("out of memory")
+            found = CellRuns(batch, order.cores, [round((2 + batch * size) * 1e6 / order.cores)] * 30)
+            stops = enough(found)
+            yield found
+            if stops:
+                break
+        yield LoadReport(order.cores, 1.0, 1.0, bytes_of_size[size], resize_bytes=7 if order.prepared > 1 else 0)
+
+    monkeypatch.setattr("sloop.profile.measure.measure_on", times)
+    monkeypatch.setattr("sloop.profile.measure.checked_cores", tuple)
+    made = measure(model, batches=(1, 2, 8, 32), cores=(1.0, 2.0), alone=True, shapes={"x": (16,)}, size=16)
+    return measure_sizes(made, model, {4: {"x": (4,)}, 64: {"x": (64,)}}, alone=True, **options)
+
+
+def test_rows_of_other_sizes_are_measured_with_few_batches(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    left: list[float] = []
+    made = sizes_of(monkeypatch, model, progress=lambda left_s, sample: left.append(left_s))
+    assert [each.size for each in made.sizes] == [4, 16, 64]
+    tables = [each.latency_ms for each in made.sizes]
+    assert tables[1] == made.latency_ms
+    assert [sorted(table.table) for table in tables if isinstance(table, LatencyTable)] == [
+        [1, 6, 32],
+        [1, 2, 8, 32],
+        [1, 6],  # 32 rows of 64 are too much for the machine
+    ]
+    for each in made.sizes:
+        for batch, cores in ((1, 1.0), (6, 2.0)):
+            assert each.latency_ms.latency_ms(batch, cores) == pytest.approx((2 + batch * each.size) / cores)
+    assert made.memory_bytes == 907, "of the largest rows, and of the sessions for other numbers of threads"
+    assert left[-1] == 0
+    assert left[0] < measuring_sizes_s(2, (1.0, 2.0), None)
+    assert made.with_fit("quadratic").sizes[1].latency_ms == made.fits["quadratic"].params
+
+
+def test_other_sizes_are_as_much_slower_in_service(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    made = sizes_of(monkeypatch, model)
+    cells = tuple(Sample(cell.batch, cell.cores, 2 * cell.p50_ms, 2 * cell.p99_ms, 30) for cell in made.samples)
+    served = structs.replace(
+        made, samples=cells, passes=(*made.passes, Pass(date="", in_service=True, samples=cells)), sizes=()
+    )
+    again = measure_sizes(served, model, {4: {"x": (4,)}}, alone=True)
+    assert again.sizes[0].latency_ms.latency_ms(6, 2.0) == pytest.approx(2 * (2 + 24) / 2)
+
+
+@pytest.mark.live
+def test_a_size_that_the_model_refuses_is_named(model: Path) -> None:
+    check_sizes(model, {16: {"x": (16,)}})
+    with pytest.raises(InputError, match=r"rows of size 17: a batch of 1 fails"):
+        check_sizes(model, {16: {"x": (16,)}, 17: {"x": (17,)}})

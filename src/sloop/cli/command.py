@@ -535,13 +535,15 @@ def examined(
     shapes: dict[str, tuple[int, ...]],
     declared: Declared = UNDECLARED,
     models: ExaminedModels | None = None,
+    typical: Callable[[ExaminedModel], dict[str, tuple[int, ...]]] = lambda known: {},
 ) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
-    """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal.
-    `models` remembers what is found. InputError for a model that cannot be run."""
+    """The model, and the shapes to run it with: as given, as `typical` says if it says anything, as in the profile
+    beside it, or asked for on a terminal. `models` remembers what is found. InputError for a model that cannot be
+    run."""
     models = models or ExaminedModels(copy.folder)
-    shapes = shapes or _kept_shapes(copy.original)
+    given, shapes = shapes, shapes or _kept_shapes(copy.original)
     known = models.examined(copy, shapes, declared)
-    complete = with_open_sizes(copy.original, known, shapes)
+    complete = with_open_sizes(copy.original, known, {**typical(known), **given} or shapes)
     if complete != shapes:
         known = models.examined(copy, complete, declared)
     if known.fault is not None:

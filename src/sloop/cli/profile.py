@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
 from time import monotonic
@@ -31,6 +31,7 @@ from sloop.cli.command import (
 )
 from sloop.cli.gpus import add_kernels, check_replaced, place_on, share_samples, share_table
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
+from sloop.cli.row_sizes import RowSizes, display_sizes, lengths_list, middle, value_of_sizes
 from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
 from sloop.demo.service_pass import SERVICE_S, service_pass
@@ -44,9 +45,12 @@ from sloop.profile.measure import (
     CELL_S_MIN,
     CELLS_S,
     PASSES,
+    check_sizes,
     default_cores,
     measure,
+    measure_sizes,
     measuring_s,
+    measuring_sizes_s,
 )
 from sloop.profile.model import input_shapes, is_python
 from sloop.profile.operators import EXTENSIONS
@@ -63,6 +67,7 @@ from sloop.profile.profile import (
     path_beside,
     save_profile,
 )
+from sloop.profile.row_sizes import Lengths, size_of
 from sloop.profile.sharing import TOGETHER
 from sloop.report.tables import Table
 from sloop.runlog import read_log
@@ -81,6 +86,7 @@ EXAMPLE = """
 sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
+sloop profile bert.onnx --sizes 16,64,256
 sloop profile squeezenet.onnx --hardware c5.2xlarge
 sloop profile resnet50.onnx --device cuda --shares 0.25,0.5
 sloop profile --from-log .sloop/digits
@@ -127,6 +133,20 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     help="Measure only the model itself: put no other load on the machine, and do not measure it in a server.",
 )
 @shape_option
+@click.option(
+    "--sizes",
+    type=lengths_list,
+    metavar="SIZES",
+    help="If rows of MODEL differ in size: sizes to measure, such as 16,64,256 for the length of texts, or "
+    "224x224,640x480 for several open dimensions [default: one size].",
+)
+@click.option(
+    "--sizes-from",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure typical sizes among those in this file: text with one size a line, or the log of a server (a file or "
+    "a state folder).",
+)
 @click.option(
     "--percentile",
     type=click.Choice(["p99", "p50"]),
@@ -250,6 +270,8 @@ def profile(  # one parameter for each option
     seconds: float | None,
     alone: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    sizes: tuple[Lengths, ...] | None,
+    sizes_from: Path | None,
     percentile: Percentile,
     form: str,
     hardware: str | None,
@@ -278,7 +300,7 @@ def profile(  # one parameter for each option
     out: the profiles of all models in the log are refined. With --layers, MODEL is cut into blocks of layers that are
     measured one by one. With --sharing, up to six workers of MODEL run together.
     """
-    _check_hardware(hardware)
+    wanted_sizes = _wanted_sizes(sizes, sizes_from, measures_latency=not (from_log or layers or sharing))
     if from_log is not None:
         _check_log(hardware, measures=layers or sharing)
         return _refine(from_log, model, percentile, form, out)
@@ -287,11 +309,11 @@ def profile(  # one parameter for each option
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
     _check_place(device, kernels, layers=layers, sharing=sharing, has_cores=bool(cores))
-    path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
+    path, on = _path(out, model, hardware), place_on(device, shares or ())
     _check_places(model, path, on)
     with private_copy(model) as own:
-        known, rows = examined(own, dict(shapes), _declared(joins_rows, no_batch, sample, operators))
-        _check_batches(model, known, batches)
+        declared = _declared(joins_rows, no_batch, sample, operators)
+        known, rows, further = _examined_rows(own, dict(shapes), declared, wanted_sizes, batches)
         repeated = (passes or PASSES, seconds or CELL_S_MAX)
         if sharing:
             wanted = SharingOptions(batches, together or TOGETHER, beside, *repeated, plot, on)
@@ -300,17 +322,41 @@ def profile(  # one parameter for each option
             timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), *repeated)
             return profile_layers(own, known, rows, timing, chosen, path)
         batches = batches or known.batches_alone or None
-        sweep = _Sweep(batches, _cores(cores, on), passes or 1, seconds, percentile, alone, on, batch=not no_batch)
+        sweep = _Sweep(batches, _cores(cores, on), passes or 1, seconds, percentile, alone, on, not no_batch, further)
         made, service = _measured(own, known, rows, sweep)
-        if hardware is not None:
-            made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
-        made = _saved(made, form, path, known.joining)
+        made = _saved(_named(made, hardware), form, path, known.joining)
         value, parts = _output(model, made, known, service, [*display(made, path, form), *sweep.left_out_of(made)])
         if on is not None:
             value |= found.value
             parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), repeated[1])]
         return CommandOutput(value, parts)
+
+
+def _named(made: Profile, hardware: str | None) -> Profile:
+    """The profile, for a kind of hardware if one is named."""
+    return made if hardware is None else structs.replace(made, hardware=f"{hardware}: {made.hardware}")
+
+
+def _examined_rows(
+    own: ModelCopy,
+    given: dict[str, tuple[int, ...]],
+    declared: Declared,
+    sizes: RowSizes,
+    batches: tuple[int, ...] | None,
+) -> tuple[ExaminedModel, dict[str, tuple[int, ...]], dict[int, dict[str, tuple[int, ...]]]]:
+    """The model, the shapes of its typical rows, and by size those of the others that are to be measured. InputError
+    for sizes or batches that it cannot have."""
+    by_size: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def typical(known: ExaminedModel) -> dict[str, tuple[int, ...]]:
+        by_size.update(sizes.rows(known, given, own.original) if sizes else {})
+        return middle(by_size)
+
+    known, rows = examined(own, given, declared, typical=typical)
+    by_size.pop(size_of(known.signature, rows), None)
+    _check_batches(own.original, known, batches)
+    return known, rows, by_size
 
 
 def _output(
@@ -355,10 +401,24 @@ def _add_shares(
     return [table(share_table(found, on))] if found else [why] if why else []
 
 
-def _check_hardware(hardware: str | None) -> None:
-    """InputError for what cannot be a kind of hardware."""
+def _path(out: Path | None, model: Path, hardware: str | None) -> Path:
+    """Where the profile is written. InputError for what cannot be a kind of hardware."""
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
+    return out or path_beside(model, hardware or "")
+
+
+def _wanted_sizes(given: tuple[Lengths, ...] | None, source: Path | None, *, measures_latency: bool) -> RowSizes:
+    """The sizes to measure. UsageError for sizes twice, or where latencies are not measured; InputError for a file that
+    is not there."""
+    wanted = RowSizes(given or (), source)
+    if given and source is not None:
+        raise click.UsageError("--sizes says which sizes are measured, and so does --sizes-from: give one of them.")
+    if wanted and not measures_latency:
+        raise click.UsageError("--sizes and --sizes-from do not go with --from-log, --layers or --sharing.")
+    if source is not None and not source.exists():
+        raise InputError("there is no such file", where=str(source), help="check the path after --sizes-from")
+    return wanted
 
 
 def _check_log(hardware: str | None, *, measures: bool) -> None:
@@ -405,6 +465,8 @@ class _Sweep:
     """The GPU on which it is measured."""
     batch: bool = True
     """False if no first dimension counts rows."""
+    further: Mapping[int, Shapes] = field(default_factory=dict)
+    """Other sizes of rows that are measured, with the shapes of inputs."""
 
     @property
     def served(self) -> tuple[float, ...]:
@@ -435,6 +497,7 @@ def _measured(
     # pass runs replicas on cores.
     served = () if sweep.alone or sweep.on or (is_python(model) and not rows) else sweep.served
     service = _ServicePasses(model, sent, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
+    check_sizes(Path(known.file), sweep.further, limit=confined, on=sweep.on)
     with progress(f"measuring {model.name}", total=1.0) as advance:
         clock = _Clock(model, sweep, len(served), advance)
 
@@ -458,7 +521,20 @@ def _measured(
             alone=sweep.alone,
             in_service=in_service if served else None,
             on=sweep.on,
+            size=size_of(known.signature, rows),
         )
+        if sweep.further:
+            made = measure_sizes(
+                made,
+                Path(known.file),
+                sweep.further,
+                seconds=sweep.seconds,
+                limit=confined,
+                progress=clock.measured_size,
+                percentile=sweep.percentile,
+                alone=sweep.alone,
+                on=sweep.on,
+            )
     return made, service
 
 
@@ -470,18 +546,24 @@ class _Clock:
         self._begin_s = monotonic()
         self._cells_s = measuring_s(sweep.batches, sweep.cores, sweep.seconds, sweep.passes)
         self._service_s, self._services_left = SERVICE_S * served, sweep.passes
+        self._sizes_s = measuring_sizes_s(len(sweep.further), sweep.cores, sweep.seconds) if sweep.further else 0.0
         self._said_s = self._left_s
         what = f"measuring {self._model} takes about {self._said_s:.0f} s"
         click.echo(what if sweep.passes > 1 else f"{what}; --passes {PASSES} gives predictions a range", err=True)
 
     @property
     def _left_s(self) -> float:
-        return self._cells_s + self._service_s * self._services_left
+        return self._cells_s + self._service_s * self._services_left + self._sizes_s
 
     def measured(self, left_s: float, cell: Sample) -> None:
         """A cell was measured, and the others will take so long."""
         self._cells_s = left_s
         self.show(f"batch {cell.batch} on {cell.cores:g} cores: {cell.p99_ms:.3g} ms")
+
+    def measured_size(self, left_s: float, cell: Sample) -> None:
+        """The same for rows of another size."""
+        self._cells_s, self._sizes_s = 0.0, left_s
+        self.show(f"another size, batch {cell.batch} on {cell.cores:g} cores: {cell.p99_ms:.3g} ms")
 
     def was_served(self) -> None:
         """A pass in a server has ended."""
@@ -593,6 +675,7 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
         "speed_range": speed_range(made),
         "load_ms": made.load_s * 1e3,
         "startup": made.startup,
+        **value_of_sizes(made),
         "memory_bytes": made.memory_bytes,
         "fits": {
             name: {"params": fit.params, "r2": fit.r2, "mape": fit.mape, "max_error": fit.max_error}
@@ -620,6 +703,7 @@ def display(made: Profile, path: Path, form: str) -> Sequence[RenderableType]:
         table(Table("", ("pass", "from", "load around it"), passes)),
         table(Table("", ("fit", "r2", "mean error", "largest error"), fits)),
         *_remarks(made),
+        *display_sizes(made),
         f"the profile predicts with the fit {form!r} and is in {path}",
     ]
 

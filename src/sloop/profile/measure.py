@@ -41,6 +41,7 @@ from sloop.profile.profile import (
     Pass,
     Profile,
     Sample,
+    SizeLatency,
     Startup,
     digest_of_model,
     is_of,
@@ -48,8 +49,10 @@ from sloop.profile.profile import (
     path_beside,
     sample_of,
     save_profile,
+    scaled,
     size_of_model,
 )
+from sloop.profile.row_sizes import size_of
 from sloop.profile.service_load import ServiceLoad, service_load
 from sloop.profile.timed_process import (
     LAST,
@@ -93,6 +96,11 @@ PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
 """Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time. A process
 with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
 to serve 1.8 times as many requests as it can."""
+SIZES_S: Final = 9.0
+"""Seconds for all cells of the sizes of rows beside the typical one."""
+SIZE_BATCHES: Final = 3
+"""How many batch sizes are measured of each: a batch of one, the largest, and one between. What they take grows with
+the rows as that of typical rows does."""
 SOCKET_BYTES: Final = 4 << 20
 """Requested size of the send buffer, the same as for a replica's socket."""
 BRIEF_S: Final = 10.0
@@ -158,6 +166,7 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     alone: bool = False,
     in_service: ServicePass | None = None,
     on: GpuPlace | None = None,
+    size: int = 0,
 ) -> Profile:
     """Measure the profile of a model on this machine; takes about `measuring_s`.
 
@@ -167,7 +176,8 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     one row's shape for inputs with open dimensions, unless the model has an example. `percentile` is the latency that
     `latency_ms` is fitted to. `alone` leaves out the stand-in for edge and clients. `in_service`, if given, is called
     after each pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). `on` is
-    the GPU on which the model runs, if any; then the cores are those of its process. InputError for a model or choice
+    the GPU on which the model runs, if any; then the cores are those of its process. `size` is that of the rows, if the
+    model has rows of other sizes. InputError for a model or choice
     that cannot be measured, MachineError if a process dies.
     """
     if passes < 1:
@@ -178,6 +188,7 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         seconds,
         passes,
         is_bounded=batches is None and seconds is None,
+        least=len(BATCHES) if batches is None else 0,
     )
     measured = _Measurement(file or model_path, shapes or {}, effort, limit, progress, on)
     made: list[Pass] = []
@@ -186,8 +197,97 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         if in_service is not None and (extra := in_service(made[-1].samples)) is not None:
             made.append(extra)
     source = f"sloop profile {model_path.name}{' --device cuda' if on else ''}, {percentile}"
-    profile = _profile(model_path, measured.pooled(), made, measured.reports, percentile, source, shapes or {})
+    profile = _profile(model_path, measured.pooled(), made, measured.reports, percentile, source, shapes or {}, size)
     return profile if on is None else _on_gpu(profile, on, measured.reports)
+
+
+def measure_sizes(  # noqa: PLR0913  # one for each thing that may be chosen
+    profile: Profile,
+    file: Path,
+    rows: Mapping[int, Mapping[str, tuple[int, ...]]],
+    *,
+    seconds: float | None = None,
+    limit: Limit = by_affinity,
+    progress: Progress = lambda left_s, sample: None,
+    percentile: Percentile = "p99",
+    alone: bool = False,
+    on: GpuPlace | None = None,
+) -> Profile:
+    """The profile with what rows of further sizes take, each with these shapes of its inputs; takes about
+    `measuring_sizes_s`. It says of which size its own rows are.
+
+    They are measured on its core counts with `SIZE_BATCHES` batch sizes, in one pass without a server, and scaled as
+    its own durations were to those in service. A batch that is too slow, or too much for the machine, is left out. The
+    memory becomes what the largest rows take. Other arguments and errors as for `measure`.
+    """
+    cores = tuple(sorted({sample.cores for sample in profile.samples}))
+    effort = _Effort(
+        _few_batches(profile.max_batch),
+        cores,
+        seconds,
+        cells_s=SIZES_S / len(rows),
+        is_bounded=seconds is None,
+        least=1,
+    )
+    slower = _in_service_ratio(profile)
+    found, reports, left_s = list(profile.sizes), list[LoadReport](), measuring_sizes_s(len(rows), cores, seconds)
+    for size, shapes in rows.items():
+        left_s -= measuring_sizes_s(1, cores, seconds, SIZES_S / len(rows))
+
+        def further(now_s: float, sample: Sample, later_s: float = left_s) -> None:
+            progress(now_s + later_s, sample)
+
+        measured = _Measurement(file, shapes, effort, limit, further, on)
+        measured.one_pass(alone=alone)
+        reports += measured.reports
+        found.append(SizeLatency(size, scaled(fit_all(measured.pooled(), percentile)["table"].params, slower)))
+    most_bytes = max(report.memory_bytes for report in reports) + profile.resize_bytes
+    return structs.replace(
+        profile,
+        sizes=tuple(sorted(found, key=lambda each: each.size)),
+        memory_bytes=max(profile.memory_bytes, most_bytes),
+        device_memory_bytes=max(profile.device_memory_bytes, *(report.device_memory_bytes for report in reports)),
+    )
+
+
+def check_sizes(
+    file: Path,
+    rows: Mapping[int, Mapping[str, tuple[int, ...]]],
+    *,
+    limit: Limit = by_affinity,
+    on: GpuPlace | None = None,
+) -> None:
+    """InputError for a size on which the model fails, before anything is measured; a process for each size runs one
+    row."""
+    for size, shapes in rows.items():
+        order = order_of(file, default_cores()[-1], (1,), shapes, on)
+        try:
+            for _ in measure_on(order, 0.0, limit, runs_min=1, on=on):
+                pass
+        except InputError as error:
+            what = error.what.removeprefix(f"{file}: ")
+            raise InputError(f"rows of size {size}: {what}", where=str(file), help=error.help) from error
+
+
+def _few_batches(most: int) -> tuple[int, ...]:
+    """Batch sizes between 1 and the largest, at equal ratios."""
+    return tuple(sorted({round(most ** (place / (SIZE_BATCHES - 1))) for place in range(SIZE_BATCHES)}))
+
+
+def _in_service_ratio(profile: Profile) -> float:
+    """How many times as long the cells of a profile take in service as in the measurement; 1 without such a pass."""
+    alone = [one for one in profile.passes if not one.in_service]
+    if len(alone) == len(profile.passes):
+        return 1.0
+    cells = {(sample.batch, sample.cores): sample.mean_ms for sample in profile.samples}
+    return fmean(cells[sample.batch, sample.cores] / sample.mean_ms for one in alone for sample in one.samples)
+
+
+def measuring_sizes_s(count: int, cores: Sequence[float], seconds: float | None, cells_s: float = SIZES_S) -> float:
+    """About how many seconds `measure_sizes` takes for so many sizes."""
+    if seconds is not None:
+        cells_s = CELL_COST * seconds * SIZE_BATCHES * len(cores) * count
+    return count * START_S * (1 + len(cores)) + cells_s
 
 
 def measuring_s(batches: Sequence[int] | None, cores: Sequence[float], seconds: float | None, passes: int) -> float:
@@ -213,6 +313,9 @@ class _Effort(Struct, frozen=True):
     is_bounded: bool = True
     """Whether cells that would take longer than `cells_s` together are left out, but for the first."""
     silence_s: float = SILENCE_S
+    least: int = 0
+    """How many of the smallest batches must be measured; larger ones are left out if they are too much for the model or
+    the machine. 0: all must be."""
 
     @property
     def runs_min(self) -> int:
@@ -272,7 +375,7 @@ class _Measurement:
                 self._run(cores, sizes, load)
             except (InputError, MachineError):
                 done = tuple(sample.batch for sample in self._samples if sample.cores == cores)
-                if self._effort.batches is not None or len(done) < len(BATCHES) or cores in self._sizes:
+                if not 0 < self._effort.least <= len(done) or cores in self._sizes:
                     raise
                 # A larger batch is too much for the model or the machine.
                 self._samples = [sample for sample in self._samples if sample.cores != cores]
@@ -381,6 +484,7 @@ def measure_briefly(
     limit: Limit = by_affinity,
     seconds: float = BRIEF_S,
     progress: Callable[[float, Sample], None] = lambda share, sample: None,
+    size: int = 0,
 ) -> Profile:
     """A short profile, so that a model without one can be served: one pass over few cells, in about `seconds`.
 
@@ -400,12 +504,13 @@ def measure_briefly(
         BRIEF_CELL_S,
         cells_s=seconds,
         silence_s=BRIEF_SILENCE_S,
+        least=len(BATCHES) if batches is None else 0,
     )
     measured = _Measurement(file or model_path, shapes or {}, effort, limit, update)
     one = measured.one_pass()
     took_s = (perf_counter_ns() - begin_ns) / NS_PER_S
     source = f"a short measurement: {len(one.samples)} cells in {took_s:.0f} s, p99"
-    return _profile(model_path, measured.pooled(), [one], measured.reports, "p99", source, shapes or {})
+    return _profile(model_path, measured.pooled(), [one], measured.reports, "p99", source, shapes or {}, size)
 
 
 def kept_profile(model: Path, folder: Path) -> FirstProfile | None:
@@ -440,6 +545,7 @@ def first_profile(  # those of `measure_briefly`
         limit=limit,
         seconds=seconds,
         progress=progress,
+        size=size_of(known.signature, shapes),
     )
     try:
         file = path_beside(model)
@@ -680,6 +786,7 @@ def _profile(
     percentile: Percentile,
     source: str,
     shapes: dict[str, tuple[int, ...]],
+    size: int,
 ) -> Profile:
     if any(one.in_service for one in passes):
         samples = in_service_samples(passes, fit_all(samples, percentile)["table"].params)
@@ -706,6 +813,7 @@ def _profile(
         samples=tuple(samples),
         passes=tuple(passes),
         fits=fits,
+        sizes=(SizeLatency(size, fits["table"].params),) if size else (),
     )
 
 

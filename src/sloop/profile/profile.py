@@ -152,6 +152,18 @@ Latency = Quadratic | Amdahl | LatencyTable | ParametricLatency
 """Any form; in files the key `form` names it."""
 
 
+def scaled(latency: Latency, factor: float) -> Latency:
+    """The latency of what takes `factor` times as long."""
+    if isinstance(latency, LatencyTable):
+        return LatencyTable(
+            {batch: {cores: factor * ms for cores, ms in row.items()} for batch, row in latency.table.items()}
+        )
+    if isinstance(latency, ParametricLatency):
+        parts = {name: factor * getattr(latency, name) for name in ("fixed_ms", "compute_ms", "moved_ms")}
+        return structs.replace(latency, **parts)
+    return structs.replace(latency, **{name: factor * value for name, value in structs.asdict(latency).items()})
+
+
 class SizeLatency(Struct, frozen=True, forbid_unknown_fields=True):
     """The latency of batches whose rows all have `size` elements in the open dimensions."""
 
@@ -646,8 +658,14 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.sharing if self.sharing is not None and self.sharing.holds_on(slot) else None
 
     def with_fit(self, name: str) -> "Profile":
-        """The same profile with the fit called `name` in use. KeyError if there is none."""
-        return structs.replace(self, latency_ms=self.fits[name].params)
+        """The same profile with the fit called `name` in use, for the size that it was fitted to too. KeyError if there
+        is none."""
+        latency = self.fits[name].params
+        sizes = tuple(
+            structs.replace(each, latency_ms=latency) if each.latency_ms == self.latency_ms else each
+            for each in self.sizes
+        )
+        return structs.replace(self, latency_ms=latency, sizes=sizes)
 
 
 def _span(points: list[tuple[int, float]]) -> Region:

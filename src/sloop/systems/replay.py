@@ -33,7 +33,7 @@ from sloop.runlog.run import Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
 from sloop.text import listed
-from sloop.vocabulary import Life, Node, version_key
+from sloop.vocabulary import Life, Node, Request, version_key
 
 
 def header_of(
@@ -239,6 +239,30 @@ def refined_profiles(
         made = refined(newest, runs_ns[path, declared], date=header.date, beside=beside, percentile=percentile)
         refinements.append(RefinedProfile(path, file, is_read, made))
     return refinements
+
+
+def sizes_in(log: RecordedLog, model: Path) -> Counter[tuple[int, tuple[int, ...]]]:
+    """How many rows of each size and shape came to a model, by the arrivals of a server's log. InputError if none
+    have a size, or if clients do not send the model's inputs."""
+    where, served = str(log.path), [*_applications_of(log)]
+    names = {
+        application.name
+        for application in served
+        for stage in application.stages
+        if not stage.after
+        and any(each.model and Path(each.model).resolve() == model.resolve() for each in stage.variants)
+    }
+    if not names:
+        what = f"no application of this log begins with {model.name!r}"
+        raise InputError(what, where=where, help="name a log of this model, or give sizes with --sizes")
+    found = Counter[tuple[int, tuple[int, ...]]]()
+    for _, record in log:
+        if isinstance(record, Request) and record.size and (record.application in names or len(served) == 1):
+            found[record.size, record.shape] += record.rows
+    if not found:
+        what = f"the requests for {model.name!r} have no sizes"
+        raise InputError(what, where=where, help="record requests of this version of sloop, or give --sizes")
+    return found
 
 
 def _no_batches(model: Path | None, modelled: Set[Path], shared: int, where: str) -> InputError:
