@@ -52,10 +52,10 @@ def grid_bound(size: int) -> int:
     return middle if size <= middle else power
 
 
-SHOWN_MAX: Final = 8
+SIZES_TOLD: Final = 8
 """If rows have at most so many sizes, figures are shown for each; otherwise for the classes of the grid."""
 
 
-def shown_class(sizes: Collection[int]) -> Callable[[int], int]:
+def class_to_show(sizes: Collection[int]) -> Callable[[int], int]:
     """By which number figures about rows of these sizes are told apart."""
-    return GRID.class_of if len(sizes) > SHOWN_MAX else int
+    return GRID.class_of if len(sizes) > SIZES_TOLD else int

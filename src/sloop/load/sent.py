@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.sizes import shown_class
+from sloop.sizes import class_to_show
 from sloop.workload import Work
 
 
@@ -47,6 +47,6 @@ class SentWorks(msgspec.Struct, frozen=True):
     @property
     def classes(self) -> NDArray[np.int64]:
         """The class of each request's size, named by its upper bound."""
-        class_of = shown_class({work.size for work in self.works})
+        class_of = class_to_show({work.size for work in self.works})
         classes: NDArray[np.int64] = np.array([class_of(work.size) for work in self.works])[self.kinds]
         return classes

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from sloop.actions import End
 from sloop.runlog import Record
 from sloop.runlog.samples import Samples, new_samples
-from sloop.sizes import shown_class
+from sloop.sizes import class_to_show
 from sloop.units import quantile, to_ms
 from sloop.vocabulary import Outcome, Request, RequestId
 
@@ -77,7 +77,7 @@ class RowCounts:
         }
 
     def _by_size(self) -> Iterator[SizeFigures]:
-        class_of = shown_class(self._sizes)
+        class_of = class_to_show(self._sizes)
         for bound in sorted({class_of(size) for size in self._sizes}):
             own = [counts for size, counts in self._sizes.items() if class_of(size) == bound]
             requests, served = sum(each.requests for each in own), sum(each.served for each in own)
