@@ -84,6 +84,10 @@ class Model:
         return x * 2
 """
 
+SLOW = DOUBLE.replace("        return", "        time.sleep(0.02)\n        return").replace(
+    "\nclass", "\nimport time\nclass"
+)
+
 
 def written(folder: Path, **models: str) -> list[Path]:
     paths = [folder / f"{name}.py" for name in models]
@@ -116,7 +120,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     double = document(*written(folder, double=DOUBLE)) | {"name": "double"}
     share = {"system": {"name": "static", "replicas": 1, "cores": 0.2}}
-    running = Running(thread, folder / "state", chain | share, fan_out(folder) | share, double | share)
+    padded: Any = document(*written(folder, padded=SLOW)) | {"name": "padded"}
+    padded["stages"][0]["variants"][0]["pad"] = {"x": -1}
+    models = [each | share for each in (chain, fan_out(folder), double, padded)]
+    running = Running(thread, folder / "state", *models)
     running.wait_until_ready()
     yield running
     running.close()
@@ -183,6 +190,30 @@ def test_tensors_without_elements_are_served(client: Any) -> None:
     found = infer(client, "double", "x", np.zeros((3, 0), np.float32)).as_numpy("y")
     assert found.shape == (3, 0)
     assert infer(client, "double", "x", np.ones((1, 2), np.float32)).as_numpy("y").tolist() == [[2, 2]]
+
+
+def test_rows_of_different_lengths_share_padded_passes_of_one_class(running: Running) -> None:
+    def doubled(length: int) -> object:
+        x = [float(length)] * length * 2
+        given = {"name": "x", "shape": [2, length], "datatype": "FP32", "data": x}
+        _, answer = running.ask("POST", "/v2/models/padded/infer", {"inputs": [given]})
+        (output,) = json.loads(answer)["outputs"]
+        return output["shape"], output["data"] == [2 * each for each in x]
+
+    lengths = [*range(33, 49), *range(1, 5)] * 3
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(doubled, lengths)) == [([2, length], True) for length in lengths]
+    _, text = running.ask("GET", "/metrics")
+    found = {
+        name: float(line.rpartition(b" ")[2])
+        for line in text.splitlines()
+        for name in ("batch_size_sum", "passes_total", "row_elements_total", "padding_elements_total")
+        if line.startswith(f"sloop_{name}{{".encode()) and b'model="padded"' in line
+    }
+    assert found["batch_size_sum"] == 2 * len(lengths)
+    assert found["row_elements_total"] == 2 * sum(lengths)
+    assert 0 < found["padding_elements_total"] < found["row_elements_total"] / 2
+    assert found["passes_total"] < len(lengths)
 
 
 def test_text_and_bfloats_in_json(running: Running) -> None:
