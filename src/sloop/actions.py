@@ -20,6 +20,16 @@ from sloop.vocabulary import (
 )
 
 
+class Piece(Struct, frozen=True, gc=False, array_like=True):
+    """Some of the rows of a request that has more than one forward pass takes."""
+
+    first: int
+    """The first row, from 0."""
+    rows: int
+    of: int
+    """How many the request has."""
+
+
 class StartBatch(Struct, frozen=True, gc=False, tag="start_batch", omit_defaults=True):
     """Run these requests together on this replica."""
 
@@ -33,6 +43,8 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch", omit_defaults
     """How many rows the requests have together; 0: one each. See `rows`."""
     size: int = 0
     """The class of the size of these rows (`sloop.sizes`); 0 where all rows are equally large."""
+    pieces: tuple[Piece | None, ...] = ()
+    """Of each request that is split, what this batch runs of it; None for the others, and empty without any."""
 
     @property
     def rows(self) -> int:

@@ -120,6 +120,10 @@ class Visit(Struct, gc=False):
     """How many rows the stage computes for it."""
     size: int = 0
     """Of each of these rows, as in `Request`."""
+    first: int = 0
+    of: int = 0
+    """If it is a piece of a request with more rows than one forward pass takes: the first of its rows, and how many the
+    request has. Otherwise 0."""
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):

@@ -216,6 +216,14 @@ def test_rows_of_different_lengths_share_padded_passes_of_one_class(running: Run
     assert found["passes_total"] < len(lengths)
 
 
+def test_a_request_of_many_rows_runs_in_pieces_and_comes_back_whole(client: Any) -> None:
+    x = np.arange(2 * 100, dtype=np.float32).reshape(100, 2)
+    assert infer(client, "double", "x", x).as_numpy("y").tolist() == (2 * x).tolist()
+    lines = [f"{'a' * (each % 7)}{each}" for each in range(100)]
+    result = infer(client, "classify", "text", texts(*lines))
+    assert result.as_numpy("label").tolist() == [[f"{line}!".encode()] for line in lines]
+
+
 def test_text_and_bfloats_in_json(running: Running) -> None:
     body = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["banana", "ä"]}]}
     status, text = running.ask("POST", "/v2/models/classify/infer", body)

@@ -18,14 +18,36 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper, save
 
+from sloop.actions import Piece
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, OnnxSession, read_signature
 from sloop.serve.blocks import BlockReader, write_block
-from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Passed, Source, StageWiring, wire
+from sloop.serve.dataflow import (
+    APPLICATION,
+    Assembler,
+    Assembly,
+    Decision,
+    Need,
+    Passed,
+    Source,
+    StageWiring,
+    read_whole,
+    wire,
+)
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
-from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, ModelWorker, divide, group, merge, split, tensors_of
+from sloop.serve.worker import (
+    MILLIONTHS,
+    STEPS,
+    InputMemory,
+    ModelWorker,
+    check_rows,
+    group,
+    rows_of,
+    split,
+    tensors_of,
+)
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import MISSING, Cut, Padding, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
@@ -301,14 +323,19 @@ def test_an_echo_gives_every_visit_its_own_back(visits: list[list[Tensor]], batc
 
 @given(batches(), st.integers(1, 5))
 @settings(max_examples=50)
-def test_pieces_of_visits_merge_to_the_visits(visits: list[list[Tensor]], rows_max: int) -> None:
+def test_pieces_of_visits_join_to_the_visits(visits: list[list[Tensor]], rows_max: int) -> None:
     for visit in visits:
-        pieces = divide(visit, rows_max)
-        rows = [piece[0].shape[0] for piece in pieces]
-        assert max(rows) <= rows_max
-        assert [(t.datatype, t.shape, t.data) for t in merge(pieces, rows)] == [
-            (t.datatype, t.shape, t.data) for t in visit
-        ]
+        rows = visit[0].shape[0]
+        pieces = {first: rows_of(visit, first, min(rows_max, rows - first)) for first in range(0, rows, rows_max)}
+        blocks = {first: write_block(piece, None) for first, piece in reversed(pieces.items())}
+        whole = read_whole(blocks, lambda block: BlockReader({}).tensors(block))
+        assert [(t.datatype, t.shape, bytes(t.data)) for t in whole] == [(t.datatype, t.shape, t.data) for t in visit]
+
+
+def test_pieces_whose_outputs_differ_in_more_than_rows_do_not_join() -> None:
+    blocks = {n: write_block([Tensor("UINT8", (1, n), bytes(n)), MISSING], None) for n in (1, 2)}
+    with pytest.raises(ValueError, match=r"output 0 .* rows of UINT8 \[1\] and UINT8 \[2\]"):
+        read_whole(blocks, lambda block: BlockReader({}).tensors(block))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
@@ -320,25 +347,15 @@ def test_no_pass_has_more_rows_than_it_may(rows: list[int]) -> None:
     assert len(passes) <= max(1, sum(rows) // 3), "no two of one after another would fit together"
 
 
-def test_large_requests_run_in_passes_of_the_largest_batch_and_come_back_whole(tmp_path: Path) -> None:
-    """The model says how many rows each pass had; the requests with other row shapes have passes of their own."""
-    size = [helper.make_node("Shape", ["x"], ["size"], end=1), helper.make_node("Cast", ["size"], ["count"], to=1)]
-    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
-    nodes = [*size, helper.make_node("Mul", ["x", "zero"], ["none"]), helper.make_node("Add", ["none", "count"], ["n"])]
-    same = helper.make_node("Identity", ["x"], ["y"])
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", "width"]) for name in ("x", "y", "n")]
-    graph = helper.make_graph([*nodes, same], "sizes", ports[:1], ports[1:], [zero])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
-    x, y, n = (Port(name, "FP32", (-1, -1)) for name in ("x", "y", "n"))
-    server = Server(str(tmp_path / "m.onnx"), Signature((x,), (y, n)), batch_max=4)
+def test_pieces_of_a_request_run_beside_others_and_only_their_rows() -> None:
+    server = Server("fake:sleep:0:0")
     server.until_ready()
-    given = [np.arange(rows * width, dtype=np.float32).reshape(rows, width) for rows, width in ((9, 1), (2, 1), (3, 2))]
-    done = server.run(run_of([[values(each)] for each in given]))
-    passed = []
-    for x_given, (echoed, counts) in zip(given, tensors_in(done.blocks), strict=True):
-        assert (echoed.shape, bytes(echoed.data)) == (x_given.shape, x_given.tobytes())
-        passed.append(np.frombuffer(counts.data, np.float32).reshape(x_given.shape)[:, 0].tolist())
-    assert passed == [[4.0] * 8 + [3.0], [3.0] * 2, [3.0] * 3]
+    order = run_of([[Tensor("UINT8", (5,), b"12345")], [Tensor("UINT8", (2,), b"67")]])
+    done = server.run(structs.replace(order, pieces=(Piece(3, 2, 5), None)))
+    assert [bytes(found.data) for [found] in tensors_in(done.blocks)] == [b"45", b"67"]
+    assert done.passes == 1
+    done = server.run(structs.replace(order, pieces=(Piece(0, 2, 4), None)))
+    assert (done.blocks[0], done.faults) == (None, {0: "it has 5 rows where 4 were expected"})
     server.end()
     assert server.error is None
 
@@ -466,7 +483,7 @@ TWO_OUTPUTS = Signature(
 
 
 def test_each_visit_gets_the_outputs_that_it_needs(two_outputs: Path) -> None:
-    """Also when visits that need others share a pass, and when a visit is divided."""
+    """Also when visits that need others share a pass."""
     server = Server(str(two_outputs), TWO_OUTPUTS, batch_max=4)
     server.until_ready()
     x = [values(np.full((rows, 2), rows, np.float32)) for rows in (1, 2, 9)]
@@ -564,12 +581,11 @@ def optional_value(value: float | None) -> Tensor:
     return MISSING if value is None else values(np.array([value], np.float32))
 
 
-def test_pieces_whose_outputs_do_not_fit_together_fail_the_batch() -> None:
-    short, wide = Tensor("FP32", (2, 1), bytes(8)), Tensor("FP32", (2, 2), bytes(16))
-    with pytest.raises(ValueError, match=r"output 0 is FP32 \[2, 2\] for 2 rows of a larger request"):
-        merge([[short], [wide]], [2, 2])
-    with pytest.raises(ValueError, match="for 1 rows"):
-        merge([[short], [short]], [2, 1])
+def test_a_piece_whose_outputs_have_other_rows_fails_the_batch() -> None:
+    two = Tensor("FP32", (2, 1), bytes(8))
+    check_rows([two, MISSING], 2)
+    with pytest.raises(ValueError, match=r"output 1 has the shape \[2, 1\] for 3 rows of a larger request"):
+        check_rows([MISSING, two], 3)
 
 
 def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:

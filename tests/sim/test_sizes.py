@@ -1,13 +1,13 @@
 """Requests of several rows, and of rows of several sizes: what a batch of them takes, and what checkers say of it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from sloop.actions import Action, End, StartBatch
+from sloop.actions import Action, End, Piece, StartBatch
 from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.sim import Violation, World, simulate
@@ -21,11 +21,11 @@ FIXED = {"service": {"ratio": 1.0, "shape": "deterministic"}}
 """A pass of n rows takes 10 + 2n ms, no more and no less."""
 
 
-def served(works: Sequence[Work], *, at_ms: Sequence[float] = (), **options: Any) -> World:
-    """One replica, and requests that bring these at 1 s, or at these times. `options` are those of `world`."""
+def served(works: Sequence[Work], *, at_ms: Sequence[float] = (), replicas: int = 1, **options: Any) -> World:
+    """So many replicas, and requests that bring these at 1 s, or at these times. `options` are those of `world`."""
     times_ns = [ms(each) for each in at_ms] or [s(1)] * len(works)
     trace = trace_of(times_ns, name="some", provenance="assumed: a test", works=works.__iter__)
-    system = WORK_CONSERVING | {"replicas": 1, "cores": 1.0}
+    system = WORK_CONSERVING | {"replicas": replicas, "cores": 1.0}
     return with_clients(world(system=system, truth=FIXED, slo_ms=10_000, **options), trace=trace)
 
 
@@ -47,10 +47,20 @@ def test_rows_of_a_request_run_together_and_count_for_the_batch() -> None:
     assert batches(made) == [(0, 12, 1, 1), (12, 32, 5, 1), (32, 50, 4, 1)]
 
 
+PLAIN = {
+    "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+    "max_batch": 8,
+    "max_cores": 16,
+}
+
+
 def test_a_request_of_more_rows_than_a_pass_takes_several() -> None:
-    """20 rows: two passes of 8, which take 26 ms each, and one of 4, which takes 18."""
-    assert batches(served([Work(20)])) == [(0, 70, 20, 3)]
-    assert batches(served([Work(16), Work(1)])) == [(0, 52, 16, 2), (52, 64, 1, 1)]
+    """20 rows: two passes of 8, which take 26 ms each, and one of 4, which takes 18. If rows may meet, they are one
+    batch."""
+    assert batches(served([Work(20)])) == [(0, 26, 8, 1), (26, 52, 8, 1), (52, 70, 4, 1)]
+    assert batches(served([Work(16), Work(1)])) == [(0, 26, 8, 1), (26, 52, 8, 1), (52, 64, 1, 1)]
+    assert batches(served([Work(20)], stage={"profile": PLAIN, "joins_rows": False})) == [(0, 70, 20, 3)]
+    assert batches(served([Work(20)], replicas=2)) == [(0, 26, 8, 1), (0, 26, 8, 1), (26, 44, 4, 1)]
 
 
 def test_rows_of_other_sizes_run_in_other_batches() -> None:
@@ -58,10 +68,7 @@ def test_rows_of_other_sizes_run_in_other_batches() -> None:
     assert sorted(rows for _, _, rows, _ in found) == [2, 2]
 
 
-SIZED = {
-    "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
-    "max_batch": 8,
-    "max_cores": 16,
+SIZED = PLAIN | {
     "sizes": [
         {"size": 16, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0}},
         {"size": 512, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 64.0, "gamma": 10.0}},
@@ -142,6 +149,66 @@ def test_a_batch_of_other_rows_than_it_may_have_is_caught(tamper: Tamper, compla
     made = crowd()
     with pytest.raises(Violation, match=complaint):
         simulate(made, core=Broken(made.setup().core(), tamper))
+
+
+def large(**stage: Any) -> World:
+    """Requests of ten rows, of which a pass takes four."""
+    return world(
+        trace={"kind": "poisson", "rate": 20, "rows": 10},
+        system=WORK_CONSERVING | {"replicas": 2},
+        stage={"profile": PLAIN | {"max_batch": 4}, **stage},
+    )
+
+
+def second(change: Callable[[StartBatch], StartBatch]) -> Tamper:
+    """The second batch is another one."""
+    count = 0
+
+    def tamper(action: Action) -> Sequence[Action]:
+        nonlocal count
+        if not isinstance(action, StartBatch):
+            return [action]
+        count += 1
+        return [change(action) if count == 2 else action]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("tamper", "complaint"),
+    [
+        (second(lambda order: replace(order, pieces=(Piece(0, 4, 10),))), "of which 4 rows have begun"),
+        (second(lambda order: replace(order, pieces=(Piece(8, 4, 10),))), "of which 4 rows have begun"),
+        (second(lambda order: replace(order, pieces=(Piece(4, 4, 11),))), "Piece.*of=11.* of request"),
+        (
+            second(lambda order: replace(order, pieces=(Piece(4, 3, 10),))),
+            r"a batch of \(3,\) rows .* is one of 4 rows",
+        ),
+        (second(lambda order: replace(order, pieces=())), r"a batch of \(10,\) rows .* is one of 4 rows"),
+        (second(lambda order: replace(order, pieces=order.pieces * 2)), "2 pieces of 1 requests"),
+        (
+            second(lambda order: replace(order, pieces=(Piece(4, 6, 10),), together=6)),
+            "a batch of 6 rows of one request",
+        ),
+    ],
+)
+def test_a_piece_of_other_rows_than_are_left_is_caught(tamper: Tamper, complaint: str) -> None:
+    made = large()
+    simulate(made)
+    with pytest.raises(Violation, match=complaint):
+        simulate(made, core=Broken(made.setup().core(), tamper))
+
+
+def test_a_request_whose_rows_may_meet_runs_whole() -> None:
+    made = large(joins_rows=False)
+    with pytest.raises(Violation, match="where its rows may meet"):
+        simulate(
+            made,
+            core=Broken(
+                made.setup().core(),
+                once(StartBatch, lambda order: [replace(order, pieces=(Piece(0, 4, 10),), together=4)]),
+            ),
+        )
 
 
 # Against an ideal server, on one core

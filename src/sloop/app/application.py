@@ -47,6 +47,8 @@ class Variant:
     pad: Mapping[str, PadValue] = field(default_factory=dict)
     """By input, the value that fills its open dimensions, so that rows of different lengths can share a forward pass;
     empty: only rows of equal shapes do."""
+    is_alone: bool = False
+    """Whether an examination has found that its model may mix rows."""
 
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
@@ -58,10 +60,11 @@ class Variant:
         return tuple(filter(None, (self.profile, *self.profiles.values())))
 
     def with_batch_of_one(self) -> "Variant":
-        """The variant with a largest batch of 1, whatever batches its profiles were measured with."""
+        """The variant whose model may mix rows, with a largest batch of 1, whatever batches its profiles were measured
+        with."""
         profile = self.profile and structs.replace(self.profile, max_batch=1)
         profiles = {hardware: structs.replace(each, max_batch=1) for hardware, each in self.profiles.items()}
-        return replace(self, profile=profile, profiles=profiles)
+        return replace(self, profile=profile, profiles=profiles, is_alone=True)
 
     def weights_bytes(self, hardware: str) -> int:
         """The size of its files on a kind of hardware: what its profile says, or else the size of its model now; 0 if
@@ -111,6 +114,11 @@ class Stage:
     def pads(self) -> bool:
         """Whether rows of different shapes can share a forward pass, because every variant pads them."""
         return all(variant.pad for variant in self.variants)
+
+    @property
+    def keeps_rows_apart(self) -> bool:
+        """Whether the rows of a request can run in several forward passes."""
+        return all(each.batch and each.joins_rows is not False and not each.is_alone for each in self.variants)
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError if there is none."""

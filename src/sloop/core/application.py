@@ -52,6 +52,8 @@ class ApplicationParts:
     """The classes of sizes of the stages; the others have those of the grid."""
     padded: frozenset[str] = frozenset()
     """The stages where rows of unequal sizes of a class run in one batch, padded."""
+    divided: frozenset[str] = frozenset()
+    """The stages whose models keep rows apart, so that a request with more of them than a pass takes is split."""
     starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
     """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
 
@@ -81,6 +83,9 @@ class ApplicationState:
             stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
             stage.sizes = parts.sizes.get(stage.name, GRID)
             stage.is_padded = stage.name in parts.padded
+            # What a request decides, and where its parts go, it says as a whole.
+            is_simple = all(edge.when is None and edge.kind == "one" for edge in graph.edges[stage.name])
+            stage.is_divided = stage.name in parts.divided and is_simple and not stage.runs_for_parts
         is_graph = len(stages) > 1
         self.parts = parts
         self.key = parts.key

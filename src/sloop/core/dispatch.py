@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.actions import Action, End, StartBatch, StopWorker
+from sloop.actions import Action, End, Piece, StartBatch, StopWorker
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
 from sloop.core.batching import OfferedDevice, fitting
@@ -81,6 +81,8 @@ class DataPath:
         self._is_hopeless = policies.drop.is_hopeless
         self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
+        self._is_split = False
+        """Whether a request has run in pieces."""
 
     def bind(self, stage: StageState) -> None:
         """Start the batches of a stage from now on."""
@@ -358,8 +360,11 @@ class DataPath:
         ids = tuple([visit.request.id for visit in visits])
         parts = tuple([visit.part for visit in visits]) if stage.runs_for_parts else ()
         together, size = 0 if rows == len(visits) else rows, stage.sizes.class_of(visits[0].size)
+        pieces: tuple[Piece | None, ...] = ()
+        if any(visit.of for visit in visits):
+            pieces = tuple([Piece(each.first, each.rows, each.of) if each.of else None for each in visits])
         stage.ran_ns[size] = now_ns
-        out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size))
+        out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size, pieces))
 
     def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
         """When the only idle replica has to begin with the first visit of one of these lanes, so that it is in time;
@@ -377,7 +382,8 @@ class DataPath:
         for visit in visits:
             stage.monitor.queue(now_ns, -visit.rows)
             why = "it would force a batch that is too small for the requests behind it"
-            self._drop_visit(now_ns, visit, alone_ns, why, out)
+            if not stage.has_ended(visit):
+                self._drop_visit(now_ns, visit, alone_ns, why, out)
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
         """Drop visits that no replica could serve in time, even while no replica is idle."""
@@ -400,7 +406,8 @@ class DataPath:
         stage.queue.remove(over)
         stage.monitor.queue(now_ns, -rows_of(ended))
         for visit in ended:
-            self._drop_visit(now_ns, visit, 0, "", out)
+            if not stage.has_ended(visit):
+                self._drop_visit(now_ns, visit, 0, "", out)
 
     def _prune(
         self,
@@ -426,8 +433,10 @@ class DataPath:
         for index, visit in enumerate(visits):
             least_ns = alone_ns
             if visit.rows != 1 and rate is not None:
-                least_ns = rate.least_ns(visit.rows) + queue.remaining_ns
-            if open_requests is not None and visit.request.id not in open_requests:
+                least_ns = rate.least_ns(stage.rows_left(visit)) + queue.remaining_ns
+            if (open_requests is not None and visit.request.id not in open_requests) or (
+                visit.of and stage.has_ended(visit)
+            ):
                 removed.append(index)
                 rows += visit.rows
             elif visit is not tried and is_hopeless(now_ns, visit, least_ns, full_ns):
@@ -457,9 +466,13 @@ class DataPath:
             return None
         open_requests, is_hopeless = self._open_requests, self._is_hopeless
         rest_ns, full_ns = queue.remaining_ns, rate.least_full_ns + queue.remaining_full_ns
-        left = [each for each in queue.visits if open_requests is None or each.request.id in open_requests]
+        left = [
+            each
+            for each in queue.visits
+            if (open_requests is None or each.request.id in open_requests) and not stage.has_ended(each)
+        ]
         if not left or not all(
-            is_hopeless(now_ns, visit, rate.least_ns(visit.rows) + rest_ns, full_ns) for visit in left
+            is_hopeless(now_ns, visit, rate.least_ns(stage.rows_left(visit)) + rest_ns, full_ns) for visit in left
         ):
             return None
         return left[-1]
@@ -506,9 +519,11 @@ class DataPath:
         """The requests of a batch that have not ended, each with its visits; several if they are for parts of it."""
         open_requests = self._open_requests
         found: dict[RequestId, list[Visit]] = {}
+        stage = self._state.stages[batch.visits[0].stage]
         for visit in batch.visits:
             id = visit.request.id
-            if id not in batch.ended if open_requests is None else id in open_requests:
+            is_open = id not in batch.ended if open_requests is None else id in open_requests
+            if is_open and not stage.has_ended(visit):
                 found.setdefault(id, []).append(visit)
         return found
 
@@ -536,15 +551,19 @@ class DataPath:
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         visits, ended = batch.visits, batch.ended
         for index in event.faults:
-            if visits[index].request.id not in ended:
+            if visits[index].request.id not in ended and not stage.has_ended(visits[index]):
                 self._end(now_ns, visits[index].request.id, Outcome.FAILED, why, out, stage.name)
         for visit, edge_counts in event.continuing(visits):
+            if visit.of and not stage.completes(visit):
+                continue
             if self._open_requests is not None:
                 self._pass_on(now_ns, stage, visit, edge_counts, out)
             elif visit.request.id not in ended:
                 out.append(_answer(now_ns, visit.request.id, visit.request.deadline_ns))
                 if self._state.woken:
                     self._state.forget_woken(visit.request.id)
+        if self._is_split and not stage.split:
+            stage.choose_finish()
 
     def _note_sizes(self, stage: StageState, event: Finished, batch: RunningBatch) -> None:
         """Remember the rows and sizes of what a batch passes on, until the next stages are entered."""
@@ -553,7 +572,7 @@ class DataPath:
             progress = self._open_requests.get(visit.request.id) if self._open_requests is not None else None
             if progress is not None:
                 for edge, (rows, size) in zip(edges, sizes, strict=bool(sizes)):
-                    progress.expect(edge.target, rows, size)
+                    progress.expect(edge.target, 0 if visit.of else rows, size)
 
     def _pass_on(
         self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
@@ -574,7 +593,7 @@ class DataPath:
             if state.edge_history is not None:
                 state.edge_history.finish(stage.name, edge_counts)
         if progress.open_visits:
-            self._enter(now_ns, progress, entered, out, visit.rows)
+            self._enter(now_ns, progress, entered, out, visit.of or visit.rows)
             return
         del open_requests[request.id]
         if state.woken:
@@ -612,13 +631,16 @@ class DataPath:
         size = stage.sizes.class_of(visit.size)
         ran_ns = stage.ran_ns.get(size)
         if ran_ns is not None and now_ns - ran_ns < QUIET_NS:
-            alone_ns, full_ns = stage.pool.least_ns(size, visit.rows)
+            rows = -(-visit.rows // max(1, len(stage.pool.replicas))) if stage.is_divided else visit.rows
+            alone_ns, full_ns = stage.pool.least_ns(size, rows)
             least_ns, full_ns = alone_ns + stage.queue.remaining_ns, full_ns + stage.queue.remaining_full_ns
             if self._is_hopeless(now_ns, visit, least_ns, full_ns):
                 stage.monitor.queue(now_ns, -visit.rows)
                 self._drop_visit(now_ns, visit, least_ns, "", out)
                 return
-        stage.queue.push(now_ns, visit)
+        for piece in stage.pieces_of(visit) if visit.rows != 1 else (visit,):
+            stage.queue.push(now_ns, piece)
+        self._is_split = self._is_split or bool(stage.split)
         stage.weigh()
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
@@ -647,6 +669,9 @@ class DataPath:
         retry_after_ns: int = 0,
     ) -> None:
         """End a request that was not served. In a graph it may have ended on another branch: then do nothing."""
+        if self._is_split:
+            for each in self._state.all_stages:
+                each.split.pop(request, None)
         open_requests = self._open_requests
         if open_requests is not None:
             progress = open_requests.pop(request, None)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sloop.actions import Action
 from sloop.app.graph import declared_name
 from sloop.core.life import INCOMPLETE
@@ -17,7 +19,7 @@ from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.sizes import GRID
 from sloop.text import number
 from sloop.units import FOREVER_NS, NS_PER_S, s
-from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, StagePlan, Visit
+from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, RequestId, StagePlan, Visit
 
 if TYPE_CHECKING:
     from sloop.core.application import ApplicationState
@@ -102,6 +104,16 @@ class TimeEstimates:
     """Time that each waiting row adds to the drain time of the queue; 0 if unknown."""
 
 
+@dataclass(slots=True, eq=False)
+class SplitRequest:
+    """A request that runs in pieces at a stage."""
+
+    pieces: int
+    """How many have not finished."""
+    rows: int
+    """Of these."""
+
+
 class StageState:
     """One stage while it runs."""
 
@@ -127,11 +139,15 @@ class StageState:
         so, the data path calls `recover` when a batch finishes."""
         self.finishes_each = False
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
-        shared, if `is_disturbed`, or while requests are open that have waited for a start. It stands for all of them,
-        so that other batches look at one attribute."""
+        shared, if `is_disturbed`, while requests run in pieces, or while some are open that have waited for a start. It
+        stands for all of them, so that other batches look at one attribute."""
         self.sizes = GRID
         self.is_padded = False
         """Whether rows of unequal sizes of a class run in one batch, padded."""
+        self.is_divided = False
+        """Whether requests with more rows than a forward pass takes run in pieces."""
+        self.split: dict[RequestId, SplitRequest] = {}
+        """The requests that run in pieces, which have not ended."""
         self.ran_ns: dict[int, int] = {}
         """When the last batch of each class of sizes began, if the queue is mixed."""
         self.queue = Queue(name, order)
@@ -242,11 +258,49 @@ class StageState:
         """Something is wrong: look closely at each batch that finishes, until one of them shows that it is over."""
         self.is_disturbed = self.finishes_each = True
 
+    def has_ended(self, visit: Visit) -> bool:
+        """Whether a visit is a piece of a request that has ended."""
+        return visit.of > 0 and visit.request.id not in self.split
+
+    def pieces_of(self, visit: Visit) -> list[Visit]:
+        """The visit in pieces of as many rows as every variant takes in one pass; it alone if it has no more."""
+        size = self.sizes.class_of(visit.size)
+        most = min(belief.at(size).batch_max for belief in self.beliefs.values())
+        if visit.rows <= most or not self.is_divided:
+            return [visit]
+        firsts = range(0, visit.rows, most)
+        self.split[visit.request.id] = SplitRequest(len(firsts), visit.rows)
+        self.finishes_each = True
+        return [
+            structs.replace(visit, first=first, rows=min(most, visit.rows - first), of=visit.rows) for first in firsts
+        ]
+
+    def rows_left(self, visit: Visit) -> int:
+        """The rows that have to run, one replica beside the other, until the request of a visit has passed the
+        stage."""
+        split = self.split.get(visit.request.id) if visit.of else None
+        if split is None:
+            return visit.rows
+        return max(visit.rows, -(-split.rows // max(1, len(self.pool.replicas))))
+
+    def completes(self, visit: Visit) -> bool:
+        """A piece of a request has finished: whether the request has passed the stage, and had not ended before."""
+        split = self.split.get(visit.request.id)
+        if split is None:
+            return False
+        split.pieces -= 1
+        split.rows -= visit.rows
+        if not split.pieces:
+            del self.split[visit.request.id]
+        return not split.pieces
+
     def choose_finish(self) -> None:
         """Set `finishes_each`."""
         is_graph = self.application.open_requests is not None
         is_shared = any(belief.shares_device for belief in self.beliefs.values())
-        self.finishes_each = is_graph or is_shared or self.is_disturbed or bool(self.application.woken)
+        running = self.pool.running.values()
+        is_split = bool(self.split) or any(visit.of for batch in running for visit in batch.visits)
+        self.finishes_each = is_graph or is_shared or is_split or self.is_disturbed or bool(self.application.woken)
 
     def give_up_ns(self, batch: RunningBatch) -> int:
         """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;

@@ -51,6 +51,8 @@ class GraphRequestRecord(RequestRecord, gc=False):
     """For each queued visit, when its wait began."""
     accuracies: dict[str, tuple[float, int]]
     """Per visited stage, the sum of the accuracies of the variants that ran its visits, and the number of visits."""
+    rows_done: dict[str, int]
+    """By stage where it runs in pieces, how many of its rows have run."""
 
 
 class StageRecord(Struct):

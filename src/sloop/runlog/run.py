@@ -211,9 +211,8 @@ class RunState:
         """Visits in queues now."""
         if self._only is None:
             return sum(stage.queued for stage in self.stages.values())
-        return len(self.open) - sum(
-            id in self.open for batch in self.batches() if batch.running for id in batch.running.requests
-        )
+        running = {id for batch in self.batches() if batch.running for id in batch.running.requests}
+        return len(self.open) - len(running & self.open.keys())
 
     def batches(self) -> list[ReplicaRecord]:
         """The replicas that run a batch."""
@@ -254,7 +253,7 @@ class RunState:
 
     def _arrive(self, now_ns: int, request: Request) -> None:
         progress = RequestProgress(self.graph, request)
-        self.open[request.id] = made = GraphRequestRecord(request.sent_ns, self._second, now_ns, progress, {}, {})
+        self.open[request.id] = made = GraphRequestRecord(request.sent_ns, self._second, now_ns, progress, {}, {}, {})
         self._queue(now_ns, made, progress.begin())
 
     def _queue(self, now_ns: int, request: GraphRequestRecord, entered: Entered) -> None:
@@ -278,12 +277,24 @@ class RunState:
         self.unknown_accuracy = self.unknown_accuracy or accuracy is None
         for (id, part), counts in finished.continuing(batch.visits):
             request: Any = self.open.get(id)
-            if request is None:
+            if request is None or (batch.pieces and not self._completes(request, batch, id)):
                 continue
             if accuracy is not None:
                 total, count = request.accuracies.get(stage, (0.0, 0))
                 request.accuracies[stage] = total + accuracy, count + 1
             self._queue(now_ns, request, request.progress.finish(stage, part, counts))
+
+    def _completes(self, request: GraphRequestRecord, batch: StartBatch, id: RequestId) -> bool:
+        """Whether a request has passed a stage with this batch, which has run pieces."""
+        own = [piece for each, piece in zip(batch.requests, batch.pieces, strict=True) if each == id]
+        for piece in own:
+            if piece is None:
+                return True
+            done = request.rows_done.get(batch.stage, 0) + piece.rows
+            request.rows_done[batch.stage] = done
+            if done >= piece.of:
+                return True
+        return False
 
     def _answer(self, end: End, request: Any, latency_ns: int) -> None:  # noqa: ANN401  # a GraphRequestRecord
         for stage, _ in request.waiting:

@@ -25,7 +25,7 @@ from sloop.app.graph import Edge, Graph, GraphStage, declared_name
 from sloop.errors import InputError
 from sloop.serve.blocks import Block
 from sloop.shared_memory import Address
-from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, row_starts
+from sloop.tensor import MISSING, NUMPY_TYPES, Port, Signature, Tensor, row_starts
 
 APPLICATION = ""
 """The name of the source that stands for the client's tensors."""
@@ -91,7 +91,8 @@ class Need:
 
 
 GivenBlocks = Block | None | dict[int, Block]
-"""The blocks of one need: for `parts` by part, otherwise one block. None if the request has not passed the stage."""
+"""The blocks of one need: for `parts` by part, otherwise one block, or of a visit that ran in pieces one block for each
+by its first row. None if the request has not passed the stage."""
 
 
 def addresses_in(blocks: Iterable[GivenBlocks]) -> Iterator[Address]:
@@ -656,12 +657,12 @@ class RequestTensors(Struct):
         for need, given in zip(needs, blocks, strict=True):
             if given is None:
                 continue
-            if isinstance(given, dict):
+            if need.kind == "parts" and isinstance(given, dict):
                 made.parts[need.stage] = {part: read(block) for part, block in given.items()}
             elif need.kind == "part":
-                made.parts[need.stage] = {part: read(given)}
+                made.parts[need.stage] = {part: read_whole(given, read)}
             else:
-                tensors = made.whole[need.stage] = read(given)
+                tensors = made.whole[need.stage] = read_whole(given, read)
                 for scope, rows in zip(reversed(need.scopes), reversed(tensors), strict=False):
                     made.rows[scope] = np.frombuffer(rows.data, NUMPY_TYPES[rows.datatype]).tolist()
         return made
@@ -774,6 +775,24 @@ class RequestTensors(Struct):
         return Tensor(tensors[0].datatype, (rows, *tensors[0].shape[1:]), b"".join(tensor.data for tensor in tensors))
 
 
+def read_whole(given: Block | dict[int, Block], read: Callable[[Block], list[Tensor]]) -> list[Tensor]:
+    """The tensors of a visit; those of its pieces are joined. Raises `ValueError` if their rows differ."""
+    if not isinstance(given, dict):
+        return read(given)
+    found: list[Tensor] = []
+    for place, column in enumerate(zip(*(read(given[first]) for first in sorted(given)), strict=True)):
+        kinds = {(tensor.datatype, tensor.shape[1:]) for tensor in column}
+        if len(kinds) > 1:
+            rows = sorted(f"{datatype} {list(shape)}" for datatype, shape in kinds)
+            raise ValueError(f"output {place} of a request that ran in pieces has rows of {' and '.join(rows)}")
+        first = column[0]
+        if first.datatype != MISSING.datatype:
+            data = b"".join([tensor.data for tensor in column])
+            first = Tensor(first.datatype, (sum(map(_row_count, column)), *first.shape[1:]), data)
+        found.append(first)
+    return found
+
+
 class Assembler:
     """Assembles the inputs of a stage, or the answer, from blocks."""
 
@@ -786,7 +805,7 @@ class Assembler:
         """The inputs of a visit to `stage`, from the blocks of its needs. Raises `ValueError` if the request has passed
         none of an input's sources."""
         if self._direct is not None and None not in blocks:
-            tensors = [read(block) for block in blocks]  # type: ignore[arg-type]  # none is missing or split
+            tensors = [read_whole(block, read) for block in blocks]  # type: ignore[arg-type]  # none is missing
             return [tensors[need][position] for need, position in self._direct]
         return RequestTensors.read(self._needs, part, blocks, read).inputs(stage, part, self._sources)
 
@@ -796,7 +815,7 @@ class Assembler:
         """The outputs of an application by name. Left out are outputs of branches that the request did not take, and
         of parts whose rows cannot be joined."""
         if self._direct is not None and None not in blocks:
-            tensors = [read(block) for block in blocks]  # type: ignore[arg-type]  # none is missing or split
+            tensors = [read_whole(block, read) for block in blocks]  # type: ignore[arg-type]  # none is missing
             return {names[place]: tensors[need][position] for place, (need, position) in enumerate(self._direct)}
         answers = list(zip(names, self._sources, strict=True))
         return RequestTensors.read(self._needs, 0, blocks, read).outputs(answers)

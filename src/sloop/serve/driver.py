@@ -35,6 +35,7 @@ from sloop.actions import (
     End,
     Evict,
     Order,
+    Piece,
     ReleaseNode,
     RequestPlan,
     Rollout,
@@ -175,8 +176,9 @@ class OpenRequest(Struct):
     """Who waits for its end; None if its client has disconnected."""
     number: int
     """What the edge calls it."""
-    blocks: dict[str, Block]
-    """By stage, of its visits to stages that run once per request; the client's tensors are under `APPLICATION`."""
+    blocks: dict[str, Block | dict[int, Block]]
+    """By stage, of its visits to stages that run once per request; the client's tensors are under `APPLICATION`. If a
+    visit runs in pieces, by the first row of each."""
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
     rows: int = 1
@@ -196,9 +198,12 @@ class OpenRequest(Struct):
     """Visits in running batches."""
     has_ended: bool = False
 
-    def keep(self, stage: str, part: int | None, block: Block) -> None:
-        """Keep the block of a visit."""
-        if part is None:
+    def keep(self, stage: str, part: int | None, block: Block, piece: Piece | None = None) -> None:
+        """Keep the block of a visit, or of a piece of one."""
+        if piece is not None:
+            pieces = self.blocks.setdefault(stage, {})
+            pieces[piece.first] = block  # type: ignore[index]  # a visit is split from the start
+        elif part is None:
             self.blocks[stage] = block
         else:
             if self.parts is None:
@@ -598,12 +603,12 @@ class Driver:
                     self._free(block)
             self.on_event(event)
             return
-        stage, parts = running.action.stage, running.action.parts
+        stage, parts, pieces = running.action.stage, running.action.parts, running.action.pieces
         for place, (found, block) in enumerate(zip(running.requests, blocks, strict=True)):
             if block is None:
                 found.fault = faults.get(place, "")
             elif not found.has_ended:
-                found.keep(stage, parts[place] if parts else None, block)
+                found.keep(stage, parts[place] if parts else None, block, pieces[place] if pieces else None)
             elif isinstance(block, Address):
                 self._free(block)
         if event.sizes:
@@ -780,7 +785,7 @@ class Driver:
         else:
             visits = zip(requests, parts or [0] * len(requests), strict=True)
             blocks = [found.given(need, part) for found, part in visits for need in needs]
-        run = Run(len(requests), blocks, parts)
+        run = Run(len(requests), blocks, parts, (), action.pieces)
         if wants_some:
             outputs = tuple([served.needed(action.stage, found.outputs) for found in requests])
             if any(outputs):

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
+from sloop.actions import Piece
 from sloop.app.limits import Limits
 from sloop.cuda import CudaDevice
 from sloop.serve.blocks import Block
@@ -117,7 +118,7 @@ class StageSetup(Struct, frozen=True, array_like=True):
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
     batch_max: int = 0
-    """The most rows of a forward pass, if requests may share one; larger requests are divided. 0: no bound."""
+    """The most rows of a forward pass that several requests share; 0: no bound."""
     digest: str = ""
     """The digest to compare each time that the model is opened, if it is a user's own file, which may change."""
     batches: tuple[int, ...] = (1,)
@@ -175,6 +176,8 @@ class Run(Struct, frozen=True, array_like=True, gc=False):
     outputs: tuple[tuple[int, ...], ...] = ()
     """For each visit the places of the outputs that it needs, () for all that the stage's wiring needs; empty if every
     visit needs these."""
+    pieces: tuple[Piece | None, ...] = ()
+    """For each visit the rows to run, None for all; empty if that is so for every visit."""
 
 
 class BatchDone(Struct, frozen=True, array_like=True, gc=False):
@@ -199,9 +202,9 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     visits: int
     """Of the whole batch."""
     places: list[int]
-    """The positions in the batch of the visits that run; a divided visit has its position once for each piece."""
+    """The positions in the batch of the visits that run."""
     rows: list[int]
-    """The number of rows of each of these visits or pieces."""
+    """The number of rows of each of these visits."""
     passes: list[list[int]]
     """Those of each forward pass, by their index in `places`."""
     tensors: list[Block]
@@ -209,6 +212,7 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """See `BatchDone`."""
     outputs: tuple[tuple[int, ...], ...] = ()
+    pieces: tuple[Piece | None, ...] = ()
     """See `Run`."""
 
 

@@ -157,35 +157,22 @@ def _closed(tensor: Tensor, opened: tuple[int, ...]) -> tuple[str, tuple[int, ..
     return tensor.datatype, tuple([0 if at in opened else size for at, size in enumerate(tensor.shape[1:], 1)])
 
 
-def divide(tensors: Sequence[Tensor], rows_max: int) -> list[list[Tensor]]:
-    """The tensors of a visit in pieces of at most `rows_max` rows, as views."""
-    total = tensors[0].shape[0]
-    pieces: list[list[Tensor]] = [[] for _ in range(0, total, rows_max)]
-    for tensor in tensors:
-        starts, data, row_shape = row_starts(tensor), memoryview(tensor.data), tensor.shape[1:]
-        for place, piece in enumerate(pieces):
-            first, end = place * rows_max, min((place + 1) * rows_max, total)
-            piece.append(Tensor(tensor.datatype, (end - first, *row_shape), data[starts[first] : starts[end]]))
-    return pieces
-
-
-def merge(pieces: Sequence[Sequence[Tensor]], rows: Sequence[int]) -> list[Tensor]:
-    """The outputs of a visit whose pieces have so many rows. Raises `WrongOutputsError` if a piece's output does not
-    have a row for each, or its rows another shape than those before it."""
+def rows_of(tensors: Sequence[Tensor], first: int, count: int) -> list[Tensor]:
+    """So many rows of a visit from one on, as views."""
     found: list[Tensor] = []
-    for place, column in enumerate(zip(*pieces, strict=True)):
-        first = column[0]
-        if MISSING in column:
-            found.append(MISSING)
-            continue
-        for tensor, count in zip(column, rows, strict=True):
-            if (tensor.datatype, tensor.shape) != (first.datatype, (count, *first.shape[1:])):
-                what = f"{tensor.datatype} {list(tensor.shape)} for {count} rows of a larger request"
-                before = f"the part before has {first.datatype} {list(first.shape)}"
-                raise WrongOutputsError(f"output {place} is {what}, but {before}")
-        data = b"".join([tensor.data for tensor in column])
-        found.append(Tensor(first.datatype, (sum(rows), *first.shape[1:]), data))
+    for tensor in tensors:
+        starts = row_starts(tensor)
+        data = memoryview(tensor.data)[starts[first] : starts[first + count]]
+        found.append(Tensor(tensor.datatype, (count, *tensor.shape[1:]), data))
     return found
+
+
+def check_rows(tensors: Sequence[Tensor], rows: int) -> None:
+    """Raise `WrongOutputsError` unless all outputs of a piece of a request have one row for each of its rows."""
+    for place, tensor in enumerate(tensors):
+        if tensor.datatype != MISSING.datatype and tensor.shape[:1] != (rows,):
+            what = f"output {place} has the shape {list(tensor.shape)} for {rows} rows of a larger request"
+            raise WrongOutputsError(what)
 
 
 class InputMemory:
@@ -580,7 +567,7 @@ class ModelWorker:
                     for index, (_, of_outputs) in zip(members, kept, strict=False):
                         found[index] = list(map(cut_back, found[index], of_outputs))
                     self._verification.note([rows[index] for index in members], given, outputs, kept)
-            stored = self._stored(order, places, rows, found, faults)
+            stored = self._stored(order, places, found, faults)
             elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
             return FrameKind.DONE, structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
 
@@ -704,7 +691,7 @@ class ModelWorker:
             visits, places, faults = self._assembled(order)
             passes, arrays = self._loaded(visits, {})  # the last part does not know how long each request was
             rows = list(map(self._rows, visits))
-            batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs)
+            batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs, order.pieces)
             known = [runtime.begin(given) for given in arrays]
         else:
             batch = self._passed.decode(frame.payload)
@@ -714,7 +701,7 @@ class ModelWorker:
             tensors = self._written([runtime.passed_on(made) for made in results])
             return FrameKind.PASS, structs.replace(batch, tensors=tensors)
         found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
-        return FrameKind.DONE, self._stored(batch, batch.places, batch.rows, found, dict(batch.faults))
+        return FrameKind.DONE, self._stored(batch, batch.places, found, dict(batch.faults))
 
     def _written(self, contents: Sequence[Sequence[Tensor]]) -> list[Block]:
         """Each as a block; none stays if there is no room for all."""
@@ -740,16 +727,16 @@ class ModelWorker:
         self._replied_ns = time.monotonic_ns()
 
     def _assembled(self, order: Run) -> tuple[list[list[Tensor]], list[int], dict[int, str]]:
-        """The inputs of all visits that can run, their positions in the batch, and why the others cannot. A visit with
-        more rows than a pass may have comes in pieces, each with its position."""
+        """The inputs of all visits that can run, their positions in the batch, and why the others cannot."""
         width = len(self._setup.wiring.inputs.needs)
-        if len(order.blocks) != width * order.visits or (order.parts and len(order.parts) != order.visits):
+        of_visits = (len(each) for each in (order.parts, order.pieces) if each)
+        if len(order.blocks) != width * order.visits or any(count != order.visits for count in of_visits):
             raise ProtocolError(f"a batch of {order.visits} visits has {len(order.blocks)} blocks")
         visits: list[list[Tensor]] = []
         places: list[int] = []
         faults: dict[int, str] = {}
         stage, parts, blocks = self._setup.wiring.stage, order.parts, order.blocks
-        most, count = self._setup.batch_max if self._setup.is_batchable else 0, len(self._setup.signature.inputs)
+        count = len(self._setup.signature.inputs)
         for place in range(order.visits):
             part, own = parts[place] if parts else 0, blocks[place * width : (place + 1) * width]
             try:
@@ -759,13 +746,13 @@ class ModelWorker:
                 continue
             if self._setup.wiring.optional and {each.datatype for each in tensors[count:]} == {MISSING.datatype}:
                 del tensors[count:]
-            if most and len(tensors) == count and self._rows(tensors) > most:
-                pieces = divide(tensors, most)
-                visits += pieces
-                places += [place] * len(pieces)
-            else:
-                visits.append(tensors)
-                places.append(place)
+            if order.pieces and (piece := order.pieces[place]) is not None:
+                if piece.of != self._rows(tensors):
+                    faults[place] = f"it has {self._rows(tensors)} rows where {piece.of} were expected"
+                    continue
+                tensors = [*rows_of(tensors[:count], piece.first, piece.rows), *tensors[count:]]
+            visits.append(tensors)
+            places.append(place)
         return visits, places, faults
 
     def _rows(self, tensors: Sequence[Tensor]) -> int:
@@ -787,21 +774,11 @@ class ModelWorker:
         self,
         order: Run | PassedBatch,
         places: Sequence[int],
-        rows: Sequence[int],
         outputs: Sequence[list[Tensor]],
         faults: dict[int, str],
     ) -> BatchDone:
-        """Write the outputs of each visit as a block, and read from them what they decide. `places`, `rows` and
-        `outputs` are those of visits and pieces (`PassedBatch`)."""
-        if len(set(places)) < len(places):
-            together: dict[int, list[int]] = {}
-            for index, place in enumerate(places):
-                together.setdefault(place, []).append(index)
-            outputs = [
-                outputs[own[0]] if len(own) == 1 else merge([outputs[i] for i in own], [rows[i] for i in own])
-                for own in together.values()
-            ]
-            places = list(together)
+        """Write the outputs of each visit that runs, at these places of the batch, as a block, and read from them what
+        they decide."""
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
         blocks: list[Block | None] = [None] * order.visits
         counts: list[tuple[int, ...]] = [()] * order.visits
@@ -814,6 +791,8 @@ class ModelWorker:
             for place, tensors in zip(places, outputs, strict=True):
                 if self._edges:
                     sizes[place] = tuple([size_passed(each, tensors) for each in self._edges])
+                if order.pieces and (piece := order.pieces[place]) is not None:
+                    check_rows(tensors, piece.rows)
                 if decisions:
                     try:
                         counts[place], parts = edge_counts(stage, decisions, tensors)

@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final, NoReturn, Protocol
 
 from msgspec import structs
 
 from sloop import actions, events
-from sloop.actions import End, StartBatch, VersionState
+from sloop.actions import End, Piece, StartBatch, VersionState
 from sloop.app.application import Application, Stage
 from sloop.events import Finished
 from sloop.profile.profile import Profile
@@ -470,6 +470,9 @@ class CheckerState:
         self._declared: dict[str, Stage] = {}
         self.is_mixed = False
         """Whether a request of several rows, or of rows of a size, has arrived."""
+        self.rows_begun: dict[tuple[RequestId, str], set[int]] = {}
+        self.rows_done: dict[tuple[RequestId, str], int] = {}
+        """Of requests that run in pieces at a stage: which of their rows have begun, and how many have finished."""
         self.step = 0
         """The number of events so far: an event and the actions that answer it are one step."""
 
@@ -483,6 +486,10 @@ class CheckerState:
             self.stages[stage.name] = made
             self._declared[stage.name] = stage
         return made
+
+    def is_divided(self, stage: str) -> bool:
+        """Whether the rows of a request may run in several forward passes."""
+        return self._declared[stage].keeps_rows_apart
 
     def class_of(self, visit: Visit) -> int:
         """The class of its rows' size at its stage; 0 if they have none."""
@@ -563,22 +570,29 @@ class CheckerState:
         requests, done = self.requests, []
         visits = replica.visits
         replica.batch, replica.visits = None, []
-        for (entry, visit), works in zip(visits, event.sizes, strict=False):
-            for stage, (rows, size) in zip(entry.version.declared.targets[visit.stage], works, strict=bool(works)):
-                known_rows, known_size = entry.sizes.get(stage, (0, 0))
-                entry.sizes = {**entry.sizes, stage: (max(rows, known_rows), max(size, known_size))}
+        if event.sizes:
+            _note_sizes(visits, event)
         for (entry, visit), counts in event.continuing(visits):
             if entry.request.id not in requests:
                 continue
+            if visit.of and not self._completes(visit):
+                continue
             walk = entry.walk
             if walk is not None:
-                self._enter(now_ns, walk, entry, walk.finish(visit.stage, visit.part, counts), visit.rows)
+                entered = walk.finish(visit.stage, visit.part, counts)
+                self._enter(now_ns, walk, entry, entered, visit.of or visit.rows)
                 if walk.open_visits:
                     continue
                 entry.deadline_ns = walk.deadline_ns(ended=True)
             entry.is_done = True
             done.append(entry)
         return done
+
+    def _completes(self, visit: Visit) -> bool:
+        """Whether a piece that has finished is the last one of its request."""
+        key = visit.request.id, visit.stage
+        self.rows_done[key] = done = self.rows_done.get(key, 0) + visit.rows
+        return done >= visit.of
 
     def fail(self, replica: CheckedReplica) -> None:
         """A batch failed: half of its requests wait for a batch of their own, as does the other half."""
@@ -613,7 +627,7 @@ class CheckerState:
         visits = replica.visits
         replica.batch, replica.visits = None, []
         for entry, visit in visits:
-            place = visit.stage, visit.part
+            place = (visit.stage, 1 + visit.first) if visit.of else (visit.stage, visit.part)
             if entry.request.id not in self.requests:
                 continue
             if retry_of is not None:
@@ -666,6 +680,15 @@ class CheckerState:
         entry.waiting[place] = self.step, visit, key
         lane = self.lane(visit) if visit.size else place[0]
         heappush(self.waiting[lane].heap, (key, entry.request.id, place, self.step))
+
+
+def _note_sizes(visits: Sequence[tuple[CheckedRequest, Visit]], event: Finished) -> None:
+    """A batch says how many rows it passes on, and how large they are. Of pieces, there are as many as before."""
+    for (entry, visit), works in zip(visits, event.sizes, strict=False):
+        for stage, (own_rows, size) in zip(entry.version.declared.targets[visit.stage], works, strict=bool(works)):
+            rows = 0 if visit.of else own_rows
+            known_rows, known_size = entry.sizes.get(stage, (0, 0))
+            entry.sizes = {**entry.sizes, stage: (max(rows, known_rows), max(size, known_size))}
 
 
 def _unchecked(record: Record) -> None:
@@ -937,19 +960,21 @@ class Checkers:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
         if size > (replica.size_max or size):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
-        self._take(order, replica)
         if self._state.is_mixed:
+            self._take(order, self._split(order), replica)
             self._check_rows(order, replica)
+        else:
+            self._take(order, order.visits, replica)
         replica.batch = self._last_batch = order.batch
         replica.started_ns = self._now_ns
 
-    def _take(self, order: StartBatch, replica: CheckedReplica) -> None:
+    def _take(self, order: StartBatch, taken: Iterable[tuple[RequestId, int]], replica: CheckedReplica) -> None:
         """Move the visits of a batch from the queue to the replica."""
         requests, stage, visits = self._state.requests, order.stage, replica.visits
         if order.parts and len(order.parts) != len(order.requests):
             self._fail(f"{len(order.parts)} parts of {len(order.requests)} requests")
         largest = FIRST_KEY
-        for id, part in order.visits:
+        for id, part in taken:
             entry = requests.get(id)
             waiting = entry.waiting.pop((stage, part), None) if entry is not None else None
             if entry is None or waiting is None:
@@ -962,6 +987,36 @@ class Checkers:
                 self._check_retry(order)
         if self._is_ordered:
             self._started.append((stage, largest))
+
+    def _split(self, order: StartBatch) -> Iterable[tuple[RequestId, int]]:
+        """The visits of a batch with pieces of requests; that of a piece counts as that of a part, from 1 on by its
+        first row. Of a request whose pieces begin, the other rows go on waiting as a whole."""
+        if len(order.pieces) not in (0, len(order.requests)):
+            self._fail(f"{len(order.pieces)} pieces of {len(order.requests)} requests")
+        for (id, part), piece in zip(order.visits, order.pieces or repeat(None), strict=False):
+            entry, place = self._state.requests.get(id), (order.stage, part if piece is None else 1 + piece.first)
+            if entry is not None and piece is not None:
+                if place not in entry.waiting:
+                    self._take_rows(order.stage, entry, piece)
+                _, visit, _ = entry.waiting[place]
+                if (visit.first, visit.rows, visit.of) != (piece.first, piece.rows, piece.of):
+                    self._fail(f"{piece} of request {id}, of which the {visit.rows} rows from {visit.first} on wait")
+            yield id, place[1]
+
+    def _take_rows(self, stage: str, entry: CheckedRequest, piece: Piece) -> None:
+        """A piece of a request begins that has not begun before: none of its rows may have."""
+        id, (step, whole, key) = entry.request.id, entry.waiting.get((stage, 0), (0, None, 0))
+        taken = self._state.rows_begun.setdefault((id, stage), set())
+        rows = set(range(piece.first, piece.first + piece.rows))
+        if whole is None or piece.of != whole.rows or not rows or taken & rows or max(rows) >= piece.of:
+            self._fail(f"{piece} of request {id}, of which {len(taken)} rows have begun, and which waits as {whole}")
+        if not self._state.is_divided(stage):
+            self._fail(f"{piece} of request {id} at {stage}, where its rows may meet")
+        taken |= rows
+        visit = structs.replace(whole, first=piece.first, rows=piece.rows, of=piece.of)
+        entry.waiting[stage, 1 + piece.first] = step, visit, key
+        if len(taken) == piece.of:
+            del entry.waiting[stage, 0]
 
     def _check_rows(self, order: StartBatch, replica: CheckedReplica) -> None:
         """The order says how many rows its visits have, and of which sizes. They can run in one forward pass, if they
@@ -977,6 +1032,9 @@ class Checkers:
         most = min(replica.limit, replica.size_max or replica.limit)
         if len(visits) > 1 and sum(rows) > most:
             self._fail(f"a batch of {sum(rows)} rows of several requests, where up to {most} are allowed")
+        is_split = state.is_divided(order.stage) and state.stages[order.stage].only is not None
+        if is_split and max(rows) > (replica.size_max or max(rows)):
+            self._fail(f"a batch of {max(rows)} rows of one request, which a pass does not take")
         if self._is_ordered:
             (lane,) = lanes
             self._started[-1] = lane, self._started[-1][1]
@@ -984,7 +1042,9 @@ class Checkers:
     def _check_retry(self, order: StartBatch) -> None:
         """Visits of a batch that are tried again must be few enough, and all of one failed or lost batch."""
         requests = self._state.requests
-        all_tries = [(requests[id].tries, (order.stage, part)) for id, part in order.visits if id in requests]
+        pairs = zip(order.visits, order.pieces or repeat(None), strict=False)
+        visits = [(id, part if piece is None else 1 + piece.first) for (id, part), piece in pairs]
+        all_tries = [(requests[id].tries, (order.stage, part)) for id, part in visits if id in requests]
         retry, *others = {tries.retries.get(place) if tries is not None else None for tries, place in all_tries}
         if others:
             self._fail("requests of a failed or lost batch are tried again together with others")

@@ -130,6 +130,9 @@ class Cluster:
         if pads is None:
             return RowsOfBatch(order.rows)
         works = [self._works.get(id, ONE_ROW) for id in order.requests]
+        for place, piece in enumerate(order.pieces):
+            if piece is not None:
+                works[place] = piece.rows, works[place][1]
         elements = sum(rows * size for rows, size in works) if pads else 0
         return RowsOfBatch(order.rows, max(size for _, size in works), elements)
 

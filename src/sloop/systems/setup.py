@@ -76,6 +76,7 @@ class ApplicationSetup:
             },
             sizes={stage.name: stage.size_classes for stage in application.stages},
             padded=frozenset(stage.name for stage in application.stages if stage.pads),
+            divided=frozenset(stage.name for stage in application.stages if stage.keeps_rows_apart),
             starts=starts_of(application),
         )
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import AdoptWorker, Assigned, Decided, End, Rollout, StartBatch, StopWorker, VersionState
+from sloop.actions import AdoptWorker, Assigned, Decided, End, Piece, Rollout, StartBatch, StopWorker, VersionState
 from sloop.app.graph import Graph
 from sloop.core import ApplicationParts
 from sloop.errors import InputError
@@ -156,6 +156,8 @@ class _Visit:
         """The visit whose end started this one; None for a first visit."""
         self.entered_ns = self.since_ns = now_ns
         """When the visit began, and when its current wait or run began."""
+        self.piece: Piece | None = None
+        """What it runs of the request, if that is split."""
         self.batch: StartBatch | None = None
         self.over_ns: int | None = None
         self.wait_ns = self.service_ns = self.transport_ns = self.lost_ns = 0
@@ -345,6 +347,9 @@ class _Follower:
     def _where(self, visit: _Visit) -> str:
         """The place of a visit, as text."""
         stage, part = visit.place
+        if visit.piece is not None:
+            first, end = visit.piece.first, visit.piece.first + visit.piece.rows
+            return f"{stage}, rows {first} to {end - 1} of {visit.piece.of}"
         return f"{stage}, part {part}" if self._graph.scopes[stage] else stage
 
     @property
@@ -353,8 +358,14 @@ class _Follower:
         return self._version.run.graph
 
     def _start(self, now_ns: int, batch: StartBatch) -> None:
-        mine = [part for id, part in batch.visits if id == self._id]
-        for visit in [visit for visit in self._waiting() if visit.place[0] == batch.stage and visit.place[1] in mine]:
+        mine = {part for id, part in batch.visits if id == self._id}
+        pairs = zip(batch.requests, batch.pieces, strict=False)
+        pieces = [piece for id, piece in pairs if id == self._id and piece is not None]
+        for piece in pieces:
+            self._split(batch.stage, piece)
+        for visit in self._waiting():
+            if visit.place[0] != batch.stage or visit.place[1] not in mine or (pieces and visit.piece not in pieces):
+                continue
             waited_ns = now_ns - visit.since_ns
             visit.wait_ns += waited_ns
             visit.batch, visit.since_ns = batch, now_ns
@@ -375,6 +386,17 @@ class _Follower:
                 f"{batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
+
+    def _split(self, stage: str, piece: Piece) -> None:
+        """A piece of the request begins at a stage. Each is a visit, and all have waited since the first one has."""
+        own = [visit for visit in self._visits if visit.place[0] == stage]
+        if not own or any(visit.piece == piece for visit in own):
+            return
+        found = own[0]
+        if found.piece is not None:
+            found = _Visit(found.place, found.entered_ns, found.cause)
+            self._visits.append(found)
+        found.piece = piece
 
     def _leave(self, now_ns: int, visit: _Visit, record: _EndOfBatch) -> None:
         """A visit's batch has ended, or its replica is gone."""

@@ -20,7 +20,7 @@ from sloop.systems.setup import (
 
 ROWS_MAX: Final = 1024
 """The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, which take
-an ordinary model seconds on a core: a larger request would delay all others, and hardly meet its own deadline."""
+an ordinary model seconds on a core: a larger request would hardly meet its own deadline."""
 LABELS_BYTES_MAX: Final = 2**20
 
 
@@ -77,7 +77,7 @@ def labels_of(application: Application, wiring: Wiring, models: Models) -> dict[
 
 def rows_of(application: Application, limits: Limits) -> int:
     """The most rows of one request, with these limits of the server. It is a setting, not the largest batch of a
-    profile: workers divide requests."""
+    profile: larger requests run in pieces."""
     return application.limits.rows or limits.rows or ROWS_MAX
 
 
