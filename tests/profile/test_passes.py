@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T, pooled, refined, speed_range
+from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T, pooled, refined, refined_by_size, speed_range
 from sloop.profile.profile import (
     Amdahl,
     LatencyTable,
@@ -16,6 +16,7 @@ from sloop.profile.profile import (
     Profile,
     Quadratic,
     Sample,
+    SizeLatency,
     load_profile,
     sample_of,
     save_profile,
@@ -136,3 +137,41 @@ def test_profiles_with_passes_survive_their_file_and_old_files_are_still_read(tm
     assert speed_range(old) is None
     examples = Path(__file__).parents[2].joinpath("examples").rglob("*.profile.json")
     assert all(load_profile(path).samples for path in examples)
+
+
+def runs_of(**taken_ms: float) -> dict[int, dict[tuple[int, float], list[int]]]:
+    """30 batches of 4 rows on one core of each class, which took so long."""
+    return {int(size[1:]): {(4, 1.0): [round(each_ms * MS)] * 30} for size, each_ms in taken_ms.items()}
+
+
+SIZES = tuple(SizeLatency(size, Quadratic(0, size / 10, 2)) for size in (10, 100, 1000))
+DAY = "2026-11-22T10:00:00"
+
+
+def test_service_refines_each_size_by_what_its_class_took() -> None:
+    table = LatencyTable({1: {1.0: 12.0}, 4: {1.0: 42.0}})
+    profile = Profile(latency_ms=table, max_batch=4, max_cores=1, sizes=(SIZES[0], SizeLatency(100, table), SIZES[2]))
+    made = refined_by_size(profile, runs_of(c10=6 * 3.0, c100=42 * 1.5, c1500=2 * 602), date=DAY, beside="a server")
+    assert [each.size for each in made.sizes] == [10, 100, 1000]
+    assert made.latency_at(10, 4, 1) == pytest.approx(18)
+    assert made.latency_at(1000, 1, 1) == pytest.approx(102 * 2), "by the ratio at 1500"
+    assert made.sizes[1].latency_ms == made.latency_ms
+    assert made.latency_ms.latency_ms(4, 1) == pytest.approx(42 * 1.5)
+    assert made.passes[-1].in_service
+    again = refined_by_size(made, runs_of(c10=99), date=DAY, beside="a server")
+    assert again is made, "a log that it contains"
+
+
+def test_a_profile_without_sizes_knows_those_of_service_afterwards() -> None:
+    made = refined_by_size(profile_of(1.0), runs_of(c16=15, c64=45) | runs_of(c256=150), date=DAY, beside="a server")
+    assert [each.size for each in made.sizes] == [16, 64, 256]
+    assert made.knows_sizes
+    for size, taken_ms in ((16, 15), (64, 45), (256, 150)):
+        assert made.latency_at(size, 4, 1) == pytest.approx(taken_ms)
+    assert made.sizes[0].latency_ms == made.latency_ms, "the commonest class; of equal ones the first"
+
+
+def test_rows_of_one_known_size_are_refined_with_their_latency() -> None:
+    profile = structs.replace(profile_of(1.0), sizes=(SizeLatency(64, Quadratic(0, 1, 1)),))
+    made = refined(profile, {(4, 1.0): [60 * MS] * 30}, date=DAY, beside="a server")
+    assert made.sizes == (SizeLatency(64, made.latency_ms),)

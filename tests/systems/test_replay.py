@@ -20,7 +20,7 @@ from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario
-from sloop.systems.replay import Replayed, changed_systems, header_of, rebuild, refined_profiles, replay_log
+from sloop.systems.replay import Replayed, changed_systems, header_of, rebuild, refined_profiles, replay_log, sizes_in
 from sloop.systems.setup import Setup, definition_of, set_up
 from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
@@ -390,6 +390,17 @@ def test_a_servers_log_refines_the_profiles_of_its_models(tmp_path: Path) -> Non
     assert refined.passes[-1].beside == "a server under static, run.jsonl"
     save_profile(refined, found.file)
     assert refined_profiles(log) == [found]  # the same log adds nothing
+
+
+def test_rows_of_several_sizes_refine_the_profile_size_by_size(tmp_path: Path) -> None:
+    app = MODEL_APP.replace("rate: 30", "rate: 30, sizes: [16, 64]")
+    log = read_log(logged(tmp_path, "live", app=app))
+    (found,) = refined_profiles(log)
+    assert [each.size for each in found.profile.sizes] == [16, 64]
+    assert found.profile.latency_at(64, 1, 1) == pytest.approx(15, rel=0.01)
+    assert sizes_in(log, tmp_path / "net.onnx").keys() == {(16, ()), (64, ())}
+    save_profile(found.profile, found.file)
+    assert refined_profiles(log) == [found]
 
 
 def test_batches_on_cores_that_are_only_reserved_count_for_all_cores_of_the_node(tmp_path: Path) -> None:

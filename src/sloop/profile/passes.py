@@ -9,13 +9,25 @@ service replace the measured ones, and the other cells are scaled by the same ra
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, sqrt
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Final
 
 from msgspec import Struct, structs
 
-from sloop.profile.fit import Percentile, fit_all
-from sloop.profile.profile import FLOOR_MS, LIKELY, Latency, LatencyTable, Pass, Profile, Sample, likely, sample_of
+from sloop.profile.fit import Percentile, fit_all, points_p50, points_p99
+from sloop.profile.profile import (
+    FLOOR_MS,
+    LIKELY,
+    Latency,
+    LatencyTable,
+    Pass,
+    Profile,
+    Sample,
+    SizeLatency,
+    likely,
+    sample_of,
+    scaled,
+)
 from sloop.units import quantile
 
 CellKey = tuple[int, float]
@@ -144,7 +156,66 @@ def refined(
         samples=samples,
         passes=passes,
         fits=fits,
+        sizes=(SizeLatency(profile.sizes[0].size, fits["table"].params),) if len(profile.sizes) == 1 else profile.sizes,
     )
+
+
+Runs = Mapping[CellKey, Sequence[int]]
+"""Durations in ns of the batches of each cell."""
+
+
+def refined_by_size(
+    profile: Profile, runs: Mapping[int, Runs], *, date: str, beside: str, percentile: Percentile = "p99"
+) -> Profile:
+    """The profile with the durations of batches in service whose rows differ in size, by class; see `refined`.
+
+    What it says of each size is multiplied by the ratio (duration in service / duration in the profile) of the nearest
+    class; batches of the class nearest to its typical rows refine these in all cells, as if they had been of them. If
+    it knew no sizes, its typical rows are those of the commonest class afterwards. A log that it contains is ignored.
+    """
+    if any(one.in_service and one.date == date for one in profile.passes):
+        return profile
+    if not profile.knows_sizes:
+        usual = max(runs, key=lambda size: sum(map(len, runs[size].values())))
+        made = refined(profile, runs[usual], date=date, beside=beside, percentile=percentile)
+        made = structs.replace(made, sizes=())
+        others = {
+            size: scaled(made.latency_ms, _ratio(made, size, cells, percentile))
+            for size, cells in runs.items()
+            if size != usual
+        }
+        found = {usual: made.latency_ms} | others
+        return structs.replace(made, sizes=tuple(SizeLatency(size, found[size]) for size in sorted(found)))
+    typical = next((each.size for each in profile.sizes if each.latency_ms == profile.latency_ms), 0)
+    usual = _nearest(runs, typical or profile.sizes[len(profile.sizes) // 2].size)
+    equal = {
+        cell: [
+            round(each_ns * profile.latency_at(typical, *cell) / profile.latency_at(usual, *cell)) for each_ns in own
+        ]
+        for cell, own in runs[usual].items()
+    }
+    ratios = {size: _ratio(profile, size, cells, percentile) for size, cells in runs.items()}
+    made = refined(profile, equal, date=date, beside=beside, percentile=percentile)
+    sizes = []
+    for each in profile.sizes:
+        ratio = ratios[_nearest(ratios, each.size)]
+        sizes.append(
+            SizeLatency(each.size, made.latency_ms if each.size == typical else scaled(each.latency_ms, ratio))
+        )
+    return structs.replace(made, sizes=tuple(sizes))
+
+
+def _nearest(sizes: Iterable[int], own: int) -> int:
+    """The one of these sizes that differs from this one by the smallest factor."""
+    return min(sizes, key=lambda size: (abs(log(size / own)), size))
+
+
+def _ratio(profile: Profile, size: int, cells: Runs, percentile: Percentile) -> float:
+    """How many times as long as in the profile batches of this size took: the mean over the cells by their runs."""
+    samples = [sample_of(*cell, runs_ns) for cell, runs_ns in cells.items()]
+    points = points_p50(samples) if percentile == "p50" else points_p99(samples)
+    ratios = [point.latency_ms / max(FLOOR_MS, profile.latency_at(size, point.batch, point.cores)) for point in points]
+    return fmean(ratios, [sample.n for sample in samples])
 
 
 def in_service_samples(passes: Sequence[Pass], latency: Latency) -> tuple[Sample, ...]:

@@ -60,15 +60,17 @@ class BatchFold:
     cores are only reserved (`Slot.is_capped`), those that ran while another replica of their node ran a batch, which
     took some of its cores.
 
+    With `size`, so are the batches whose rows are of another class of sizes; 0 is that of rows of one size.
+
     With `only_busy`, so are on a fraction of a core the batches that were not ordered when the one before ended. In a
     pause, a replica saves CPU time, and its next batch takes less. How often that happens depends on the load, and is
     no property of the model.
     """
 
-    def __init__(self, nodes: Iterable[Node] = (), *, only_busy: bool = False) -> None:
+    def __init__(self, nodes: Iterable[Node] = (), *, only_busy: bool = False, size: int | None = None) -> None:
         """`nodes` are those of the log's header."""
         self._state = RunState(ANY_GRAPH)
-        self._only_busy = only_busy
+        self._only_busy, self._size = only_busy, size
         self._ended_ns: dict[ReplicaId, int] = {}
         self._node_cores: defaultdict[str, set[float]] = defaultdict(set)
         self.shared: Counter[VariantKey] = Counter()
@@ -91,7 +93,8 @@ class BatchFold:
             cores = (
                 replica.cores if replica.spec.slot.is_capped else max(self._node_cores[replica.group.hardware] or {0.0})
             )
-            if self._only_busy and not cores.is_integer() and self._ended_ns.get(record.replica) != now_ns:
+            is_late = self._ended_ns.get(record.replica) != now_ns
+            if (self._only_busy and not cores.is_integer() and is_late) or self._size not in (None, record.size):
                 state.set_apart(record.batch)
         elif isinstance(record, NodeReady):
             self._node_cores[record.node.hardware].add(record.node.cores)

@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.actions import Action, Decided, RequestPlan, Rollout, StartWorker, VersionState
+from sloop.actions import Action, Decided, RequestPlan, Rollout, StartBatch, StartWorker, VersionState
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
 from sloop.events import Deployed, Event, Planned, SystemChanged, WorkerReady
 from sloop.profile.fit import Percentile
 from sloop.profile.model import is_modelled
-from sloop.profile.passes import refined
+from sloop.profile.passes import refined, refined_by_size
 from sloop.profile.profile import Profile, digest, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, BatchFold
@@ -197,9 +197,10 @@ def refined_profiles(
     if header.origin != "live":
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
     require_all(log, "a profile")
-    batches = BatchFold(header.cluster, only_busy=True)
+    folds = {size: BatchFold(header.cluster, only_busy=True, size=size) for size in _classes_in(log)}
     for now_ns, record in with_beginning(log):
-        batches.append(now_ns, record)
+        for fold in folds.values():
+            fold.append(now_ns, record)
     variants = {
         (stage.name, variant.name): variant
         for application in _applications_of(log)
@@ -207,17 +208,18 @@ def refined_profiles(
         for variant in stage.variants
     }
     profiles: dict[tuple[Path, str], Profile] = {}
-    runs_ns: dict[tuple[Path, str], dict[tuple[int, float], list[int]]] = {}
+    runs_ns: dict[tuple[Path, str], dict[int, dict[tuple[int, float], list[int]]]] = {}
     modelled: set[Path] = set()
     shared = 0
-    for (stage, name, hardware), cells in batches.durations().items():
+    found = [(size, fold, *each) for size, fold in folds.items() for each in fold.durations().items()]
+    for size, fold, (stage, name, hardware), cells in found:
         variant = variants.get((stage, name))
         profile = variant.on(hardware) if variant is not None else None
         if variant is None or variant.model is None or profile is None:
             continue
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
-            shared += batches.shared[stage, name, hardware]
+            shared += fold.shared[stage, name, hardware] if not size else 0  # each fold counts all of them
             if not cells:
                 continue
             if is_modelled(profile.accelerator):  # the server computed on its processor what the device would
@@ -226,7 +228,7 @@ def refined_profiles(
             key = (path, variant.file_on(hardware))
             profiles[key] = profile
             for cell, found_ns in cells.items():
-                runs_ns.setdefault(key, {}).setdefault(cell, []).extend(found_ns)
+                runs_ns.setdefault(key, {}).setdefault(size, {}).setdefault(cell, []).extend(found_ns)
     if not profiles:
         raise _no_batches(model, modelled, shared, where)
     beside = f"a server under {header.system}, {log.path.name}"
@@ -236,9 +238,17 @@ def refined_profiles(
         is_read = bool(declared) and sharing[declared] == 1
         file = Path(declared) if is_read else path_beside(path)
         newest = _newest(file, profile)
-        made = refined(newest, runs_ns[path, declared], date=header.date, beside=beside, percentile=percentile)
+        by_size = runs_ns[path, declared]
+        of_one_size = by_size.pop(0, {})  # of an earlier version of the model, if there are others
+        pass_of: dict[str, Any] = {"date": header.date, "beside": beside, "percentile": percentile}
+        made = refined_by_size(newest, by_size, **pass_of) if by_size else refined(newest, of_one_size, **pass_of)
         refinements.append(RefinedProfile(path, file, is_read, made))
     return refinements
+
+
+def _classes_in(log: RecordedLog) -> list[int]:
+    """The classes of sizes of the batches of a log, ascending; 0 is that of rows of one size."""
+    return sorted({0, *(record.size for _, record in log if isinstance(record, StartBatch))})
 
 
 def sizes_in(log: RecordedLog, model: Path) -> Counter[tuple[int, tuple[int, ...]]]:
