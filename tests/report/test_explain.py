@@ -765,5 +765,8 @@ def test_a_request_tells_its_rows_and_with_which_it_was_padded() -> None:
     assert "started with request 2, in batch no. 1 of 2 rows of sizes up to 512 at" in told
     assert "47% of it was padding" in told
     assert "padding" not in "".join(step.what for step in first.steps)
-    assert (large.rows, large.visits[0].batch_rows, large.visits[0].padding) == (20, 20, 0.0)
-    assert "in 3 passes" in "".join(step.what for step in large.steps)
+    assert (large.rows, [(each.batch_rows, each.padding) for each in large.visits]) == (20, [(8, 0), (8, 0), (4, 0)])
+    told = "\n".join(step.what for step in large.steps)
+    for rows in ("0 to 7", "8 to 15", "16 to 19"):
+        assert f"rows {rows} of 20 on replica 0" in told
+    assert large.unaccounted_ms == pytest.approx(0)
