@@ -740,10 +740,8 @@ class RemoteCluster:
         if end.loop is not self.core_loop:
             return
         for record in msgspec.msgpack.decode(frame.payload, type=list[FromAgent]):
-            if isinstance(record, AgentReport):
+            if isinstance(record, AgentReport | BatchFinished):
                 self.report(record.event)
-            elif isinstance(record, BatchFinished):
-                self.report(Finished(record.batch, record.replica, record.service_ns, record.edge_counts))
 
     def _accepted(self, event: Accepted) -> None:
         """A connection reaches the deciding process."""

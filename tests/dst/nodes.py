@@ -23,7 +23,7 @@ from sloop.cuda import CudaDevice
 from sloop.errors import MachineError
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Grant
-from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, encode
+from sloop.serve.messages import BatchDone, PairSetup, PartBatch, PassedBatch, Run, ShadowSetup, encode
 from sloop.serve.node.node import LiveNode, NodeShadow, NodeWorker
 from sloop.serve.transport import CLOSED, Frame, FrameKind
 from sloop.serve.weights.sources import ModelSource
@@ -265,9 +265,7 @@ class SimulatedProcess:
         """How long loading the other layers of the model takes as a replica that starts."""
         self._acts: dict[FrameKind, Callable[[int, bytes], None]] = {
             FrameKind.SETUP: self._set_up,
-            FrameKind.SHADOW: self._set_up_shadow,
             FrameKind.RUN: self._run,
-            FrameKind.ENTER: self._enter,
             FrameKind.PASS: self._pass,
             FrameKind.COMPLETE: self._complete,
             FrameKind.RESIZE: self._resize,
@@ -354,6 +352,9 @@ class SimulatedProcess:
 
     def _set_up(self, subject: int, payload: bytes) -> None:
         worker = self._become()
+        if isinstance(worker, NodeShadow):
+            self._set_up_shadow(worker, payload)
+            return
         order, spec, starts = worker.order, worker.spec, self._truths.cold_start
         slow = 5 if self._around.acts("slow starts", self._processes.node) else 1
         whole_ns = starts.draw_ns(self._now_ns, spec, is_local=True) * slow
@@ -367,9 +368,7 @@ class SimulatedProcess:
             self._after(ms(hashed(order.worker)), self.die)
         self._after(own_ns, self._say, FrameKind.READY)
 
-    def _set_up_shadow(self, subject: int, payload: bytes) -> None:
-        shadow = self._become()
-        assert isinstance(shadow, NodeShadow)
+    def _set_up_shadow(self, shadow: NodeShadow, payload: bytes) -> None:
         setup = msgspec.msgpack.decode(payload, type=ShadowSetup)
         assert tuple(setup.blocks) == shadow.wanted.layers
         self._say(FrameKind.STEP, STEPS.index("loading"))
@@ -400,15 +399,11 @@ class SimulatedProcess:
     # Batches
 
     def _run(self, batch: int, payload: bytes) -> None:
-        self._compute(BatchId(batch), _visits_of(payload), is_part=False)
-
-    def _enter(self, batch: int, payload: bytes) -> None:
-        self._compute(BatchId(batch), _visits_of(payload), is_part=True)
+        self._compute(BatchId(batch), _visits_of(msgspec.msgpack.decode(payload, type=Run)), is_part=False)
 
     def _pass(self, batch: int, payload: bytes) -> None:
-        passed = msgspec.msgpack.decode(payload, type=PassedBatch)
-        assert isinstance(passed.tensors[0], bytes)
-        self._compute(BatchId(batch), msgspec.msgpack.decode(passed.tensors[0], type=Visits), is_part=True)
+        order = msgspec.msgpack.decode(payload, type=PartBatch)
+        self._compute(BatchId(batch), _visits_of(order), is_part=True)
 
     def _compute(self, batch: BatchId, visits: Visits, *, is_part: bool) -> None:
         if self.batch is not None:
@@ -473,9 +468,11 @@ class SimulatedProcess:
         self._after(length_ns, self._say, FrameKind.COMPLETED)
 
 
-def _visits_of(payload: bytes) -> Visits:
-    run = msgspec.msgpack.decode(payload, type=Run)
-    return [msgspec.msgpack.decode(block, type=tuple[int, int]) for block in run.blocks if isinstance(block, bytes)]
+def _visits_of(order: PartBatch) -> Visits:
+    if isinstance(order, PassedBatch):
+        assert isinstance(order.tensors[0], bytes)
+        return msgspec.msgpack.decode(order.tensors[0], type=Visits)
+    return [msgspec.msgpack.decode(block, type=tuple[int, int]) for block in order.blocks if isinstance(block, bytes)]
 
 
 class _Coming:

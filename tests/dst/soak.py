@@ -5,6 +5,7 @@ A schedule that breaks an invariant is shrunk, and printed with the command that
 
 import argparse
 import gc
+import logging
 import re
 import sys
 import time
@@ -164,4 +165,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.ERROR)  # simulated nodes are lost all the time
     sys.exit(main())

@@ -28,14 +28,12 @@ from sloop.serve.cluster.agent import (
     Agent,
     AgentReport,
     AgentSetup,
-    CloseAgent,
-    FreeBlock,
     NodeOrder,
     RunBatch,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, NodeMemory
-from sloop.serve.messages import Run
+from sloop.serve.messages import Close, Free, Run
 from sloop.serve.network import BlockClient, HolderTable
 from sloop.serve.node.known import KnownStages
 from sloop.serve.protocols import ExaminedFile, Servable
@@ -422,7 +420,7 @@ def test_a_server_that_nobody_can_follow_leaves_nothing() -> None:
             await found.hear(AgentSetup)
             await here.backend.leave()
             closing = asyncio.create_task(here.backend.close())
-            await found.hear(CloseAgent)
+            await found.hear(Close)
             found.records.close()
             await closing
 
@@ -604,7 +602,7 @@ def test_a_block_is_freed_once() -> None:
     async def scene() -> None:
         session = module.AgentSession(AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
         with pytest.raises(ProtocolError, match="is free already"):
-            session.on_record(FreeBlock(Address(4 << 48, 0, 1)))
+            session.on_record(Free(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):
             session.on_record(NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
         await session.close()

@@ -43,9 +43,7 @@ from sloop.serve.cluster.agent import (
     BatchFinished,
     BatchPassed,
     BatchRaised,
-    CloseAgent,
     Endpoints,
-    FreeBlock,
     FromAgent,
     LearnStages,
     NodeOrder,
@@ -57,7 +55,7 @@ from sloop.serve.cluster.agent import (
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import Close, Free, PassedBatch, Run
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -172,8 +170,11 @@ def hello(name: str = "one", **others: Any) -> AgentHello:  # fields of the gree
     return msgspec.structs.replace(own, **others)
 
 
-def finished(blocks: Sequence[Block | None] = (b"x", b"y"), **others: Any) -> BatchFinished:  # fields
-    return msgspec.structs.replace(BatchFinished(BATCH, A, 1000, list(blocks)), **others)
+def finished(
+    blocks: Sequence[Block | None] = (b"x", b"y"), faults: Mapping[int, str] | None = None, **others: Any
+) -> BatchFinished:  # fields of the event
+    event = msgspec.structs.replace(Finished(BATCH, A, 1000), **others)
+    return BatchFinished(event, list(blocks), dict(faults or {}))
 
 
 @asynccontextmanager
@@ -282,7 +283,7 @@ def test_an_agent_that_cannot_serve_is_sent_away(
     async def scene() -> None:
         async with fleet() as here:
             found = await here.join(**others)
-            close = await found.hear(CloseAgent)
+            close = await found.hear(Close)
             assert told in close.why
             assert len(close.why) < 1000
             found.send(AgentReport(WorkerReady(A)))  # it does not go
@@ -313,9 +314,9 @@ def test_two_agents_of_one_name() -> None:
         async with fleet() as here:
             first = await here.busy()
             second = await here.join(pid=1)
-            assert "another agent has this name" in (await second.hear(CloseAgent)).why
+            assert "another agent has this name" in (await second.hear(Close)).why
             third = await here.join(machine="a third machine")
-            assert "another agent has this name" in (await third.hear(CloseAgent)).why
+            assert "another agent has this name" in (await third.hear(Close)).why
             assert not first.ends
             first.send(finished())
             await here.ear.hear(Finished)
@@ -432,7 +433,7 @@ def test_blocks_may_be_used_again_when_they_were_freed() -> None:
                 found.send(finished([own, b"y"]))
                 await here.ear.hear(Finished, count=time)
                 here.arenas.free(own)
-                assert await found.hear(FreeBlock, time) == FreeBlock(own)
+                assert await found.hear(Free, time) == Free(own)
                 here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
             found.records.close()
             await until(lambda: bool(here.lost()))

@@ -31,7 +31,7 @@ from sloop.serve.edge.http import HttpConnection, HttpServer
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edges import EdgePort, Edges, open_sockets
-from sloop.serve.messages import Cancel, EdgeCounts, FromEdge, OfferModel, Release, RequestEnded, Submit, ToEdge
+from sloop.serve.messages import Cancel, EdgeCounts, Free, FromEdge, OfferModel, RequestEnded, Submit, ToEdge
 from sloop.serve.protocols import Servable
 from sloop.serve.server import Serving, Settings, serving
 from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError, RecordLink, socket_pair
@@ -179,17 +179,17 @@ def test_an_edge_names_its_own_blocks_and_releases_what_it_was_given(scene: Scen
         scene.port.on_record(Submit(1, "demo", scene.block_of(scene.other), 7))
     answer = Address(5 << 48, 0, 100)
     with pytest.raises(ProtocolError, match="was not handed to this edge"):
-        scene.port.on_record(Release(answer))
+        scene.port.on_record(Free(answer))
     assert not scene.requests
     own = scene.block_of(scene.port)
     scene.port.on_record(Submit(1, "demo", own, 7))
     assert scene.requests == {1: own}
     scene.port.on_end(RequestEnded(1, Outcome.SERVED, "1", [answer]))
     scene.port.on_record(Cancel(1))  # it has crossed the end
-    scene.port.on_record(Release(answer))
+    scene.port.on_record(Free(answer))
     assert not scene.cancelled
     with pytest.raises(ProtocolError, match="was not handed to this edge"):
-        scene.port.on_record(Release(answer))
+        scene.port.on_record(Free(answer))
 
 
 def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> None:
@@ -220,7 +220,7 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
         delivering = asyncio.create_task(edges.delivered())
         await asyncio.sleep(0.05)
         assert not delivering.done()
-        port.on_record(Release(there))
+        port.on_record(Free(there))
         await asyncio.wait_for(delivering, 5)
         port.on_end(RequestEnded(3, Outcome.SERVED, "1", [there]))
         monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)

@@ -37,7 +37,7 @@ from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.control.loading import loadable
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import PartBatch, PassedBatch, Run
 from sloop.serve.node.node import LiveNode
 from sloop.serve.node.pipelines import ProcessPipeline
 from sloop.serve.pipelines import PartRuntime
@@ -263,7 +263,7 @@ class Orders:
         self.lost: list[BatchId] = []
         self.completing: list[ReplicaId] = []
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
         self.at.setdefault(replica, []).append(batch)
 
     def complete_part(self, replica: ReplicaId) -> None:

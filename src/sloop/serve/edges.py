@@ -38,17 +38,15 @@ from sloop.serve.heartbeat import LOOK_S, Silence, process_state
 from sloop.serve.messages import (
     Ask,
     Cancel,
-    CloseEdge,
+    Close,
     DrainEdge,
     EdgeCounts,
     EdgeHeartbeat,
-    EdgeReady,
     Free,
     FromEdge,
     Holders,
     OfferModel,
     Page,
-    Release,
     ReloadFiles,
     RequestEnded,
     Submit,
@@ -143,7 +141,7 @@ class EdgePort:
         self._acts: dict[type, Callable[[Any], None]] = {
             Submit: self._submit,
             Cancel: self._cancel,
-            Release: self._release,
+            Free: self._release,
             Ask: self._ask,
             EdgeHeartbeat: self._hear,
         }
@@ -213,7 +211,7 @@ class EdgePort:
         if request is not None:
             self._driver.cancel(request)
 
-    def _release(self, record: Release) -> None:
+    def _release(self, record: Free) -> None:
         if record.block not in self._answered:
             raise ProtocolError(f"{record.block} was not handed to this edge")
         self._answered.remove(record.block)
@@ -390,7 +388,7 @@ class Edges:
         for slot in self.slots:
             slot.socket.close()
             if slot.link is not None:
-                slot.link.send(CloseEdge())
+                slot.link.send(Close())
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S_MAX):
                 await self._until_ended()
@@ -468,11 +466,11 @@ class Edges:
     def _on_record(self, slot: EdgeSlot, port: EdgePort, record: FromEdge) -> None:
         if type(record) is EdgeCounts:
             slot.counts = record
-        elif type(record) is EdgeReady:
+            return
+        if type(record) is EdgeHeartbeat and not slot.is_ready:
             slot.is_ready = True
             self._changed.set()
-        else:
-            port.on_record(record)
+        port.on_record(record)
 
     def _look_later(self) -> None:
         self._loop.call_later(LOOK_S, self._look, self._loop.time())

@@ -95,7 +95,7 @@ class CutBlock(Struct, frozen=True, array_like=True):
     """Of the file beside it with its weights (`sloop.profile.onnx_cut.data_file`); empty if it has none."""
 
 
-class StageSetup(Struct, frozen=True, array_like=True):
+class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     """What a worker serves."""
 
     wiring: StageWiring
@@ -139,7 +139,7 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """How requests of different lengths share a forward pass; None: only those of equal shapes do."""
 
 
-class ShadowSetup(Struct, frozen=True, array_like=True):
+class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):
     """Which blocks a shadow holds, and of which body."""
 
     stage: str
@@ -165,7 +165,7 @@ class PairSetup(Struct, frozen=True, array_like=True):
     """How long it may take for its rows of a batch before it counts as hanging."""
 
 
-class Run(Struct, frozen=True, array_like=True, gc=False):
+class Run(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """A batch: what a worker needs to assemble the inputs of each visit."""
 
     visits: int
@@ -196,7 +196,7 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     """See `sloop.events.Finished`."""
 
 
-class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
+class PassedBatch(Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A batch between two parts of a model."""
 
     visits: int
@@ -216,12 +216,32 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     """See `Run`."""
 
 
+PartBatch = Run | PassedBatch
+"""What a part of a model is given to run: the first one a `Run`, the others what the part before has passed on."""
+
+
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also unions, which are no types
     """Decodes messages of one kind."""
     return msgspec.msgpack.Decoder(kind)
 
 
 FREED: Final = decoder(list[Address])
+
+
+# To and from edges and agents
+
+
+class Free(Struct, frozen=True, array_like=True, tag=20, gc=False):
+    """A block that the other side has written is no longer needed."""
+
+    block: Address
+
+
+class Close(Struct, frozen=True, array_like=True, tag=21):
+    """End: an agent stops all workers first, an edge gives clients a moment to take their answers."""
+
+    why: str = ""
+    """Why it cannot serve; empty if the server stops."""
 
 
 # From an edge to the deciding process
@@ -254,21 +274,11 @@ class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):
     number: int
 
 
-class Release(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """A block of an answer has left, or is no longer needed."""
-
-    block: Address
-
-
 class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A question, see `sloop.serve.protocols.PageSource`."""
 
     number: int
     question: Question
-
-
-class EdgeReady(Struct, frozen=True, array_like=True, tag=5):
-    """The edge accepts connections."""
 
 
 class EdgeCounts(Struct, array_like=True, tag=6):
@@ -324,10 +334,10 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 class EdgeHeartbeat(Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """The edge lives. Sent every `HEARTBEAT_S` (`sloop.serve.heartbeat`)."""
+    """The edge accepts connections, and lives. Sent every `HEARTBEAT_S` (`sloop.serve.heartbeat`)."""
 
 
-FromEdge = Submit | Cancel | Release | Ask | EdgeReady | EdgeCounts | EdgeHeartbeat
+FromEdge = Submit | Cancel | Free | Ask | EdgeCounts | EdgeHeartbeat
 
 
 # From the deciding process to an edge
@@ -346,12 +356,6 @@ class RequestEnded(Struct, frozen=True, array_like=True, tag=1, gc=False):
     retry_after_ns: int = 0
     is_refused: bool = False
     """Rejected by a model, because of what the client sent."""
-
-
-class Free(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """A block in the edge's arena is free."""
-
-    block: Address
 
 
 class Page(Struct, frozen=True, array_like=True, tag=3, gc=False):
@@ -400,10 +404,6 @@ class DrainEdge(Struct, frozen=True, array_like=True, tag=6):
     """The server begins to drain: close idle connections."""
 
 
-class CloseEdge(Struct, frozen=True, array_like=True, tag=7):
-    """Give clients a moment to take their answers, then end."""
-
-
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
     """Read keys and certificates again, and open the access log anew."""
 
@@ -417,4 +417,4 @@ class Holders(Struct, frozen=True, array_like=True, tag=9):
     """Host and port at which each sends its blocks."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders
+ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | Close | ReloadFiles | Holders

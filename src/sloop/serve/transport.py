@@ -56,13 +56,14 @@ class FrameKind(IntEnum):
     SAVE = 7
     """To the planner: tell the state of the policies after the plans so far."""
     SETUP = 8
-    """To a worker or an edge, its first frame: the payload says what it serves."""
+    """To a worker or an edge, its first frame: the payload says what it serves, or of which worker it is a shadow."""
     FREE = 9
     """To a worker: the payload is a list of the addresses of blocks in its arena that are free."""
     STEP = 10
     """From a worker: it has entered step `subject` of its cold start."""
     READY = 11
-    """From a worker: it can take its first batch."""
+    """From a worker: it can take its first batch. From one that was started ahead: it has loaded its libraries, and
+    waits for SETUP. From a shadow, with the address of its socket: it has loaded its blocks."""
     DONE = 12
     """From a worker: batch `subject` took `value` ns; the payload is a `BatchDone`."""
     FAILED = 13
@@ -84,23 +85,15 @@ class FrameKind(IntEnum):
     """To an agent: send the block whose address is the payload; `subject` is the number of this request."""
     BLOCK = 21
     """From an agent: the block of request `subject`; if `value` is negative, the payload says why there is none."""
-    WAITING = 22
-    """From a worker that was started ahead: it has loaded its libraries, and waits for a SETUP frame."""
-    SHADOW = 23
-    """To a worker, as its first frame instead of SETUP: it becomes a shadow, as the payload says. Its READY has the
-    address of its socket as payload."""
     PAIR = 24
     """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer."""
     PAIRED = 25
     """From a worker: it shares batches with shadow `subject`."""
     UNPAIRED = 26
     """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
-    ENTER = 27
-    """To the worker with the first part of a model: begin batch `subject`, which was sent at `value`; the payload is a
-    `Run`."""
     PASS = 28
-    """From a worker with a part: its layers took `value` ns on batch `subject`; the payload is a `PassedBatch`. To the
-    worker with the next part: go on with this batch, which was sent at `value`; the last one answers DONE."""
+    """To a worker with a part of a model: run its layers on batch `subject`, which was sent at `value`; the payload is
+    a `PartBatch`. From it: they took `value` ns; the payload is a `PassedBatch`. The last one answers DONE."""
     COMPLETE = 29
     """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
     after it started, by their positions."""

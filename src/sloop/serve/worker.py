@@ -14,7 +14,7 @@ A resize sets the thread count of the following batches. Sessions for other thre
 until one is ready, batches run on the nearest count. If the machine cannot enforce a fraction of a core, the worker
 enforces it with a duty cycle: after computing for t it sleeps for t·(1/duty − 1).
 
-If it gets a SHADOW frame instead of SETUP, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets
+If its SETUP frame says so, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets
 a PAIR frame.
 
 If it is ordered to begin with some layers of a model, it runs these on batches that pass several workers, and loads the
@@ -51,6 +51,7 @@ from sloop.serve.messages import (
     FREED,
     BatchDone,
     PairSetup,
+    PartBatch,
     PassedBatch,
     Run,
     ShadowSetup,
@@ -312,7 +313,7 @@ class ModelWorker:
         """Thread counts and choices of outputs to prepare for."""
         self._choices: set[tuple[int, ...]] = set()
         """Of outputs, those that were put there."""
-        self._runs, self._passed = decoder(Run), decoder(PassedBatch)
+        self._runs, self._parts = decoder(Run), decoder(PartBatch)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
         self._edges: tuple[Passed, ...] = ()
@@ -329,16 +330,17 @@ class ModelWorker:
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
         if self._is_spare:
-            self._channel.send(FrameKind.WAITING)
+            self._channel.send(FrameKind.READY)
         first = self._channel.receive()
         if first is None:
             return
-        if first.kind is FrameKind.SHADOW:
-            self._serve_as_shadow(first)
-            return
         if first.kind is not FrameKind.SETUP:
             raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
-        runtime = self._opened(decoder(StageSetup).decode(first.payload))
+        setup: StageSetup | ShadowSetup = decoder(StageSetup | ShadowSetup).decode(first.payload)
+        if isinstance(setup, ShadowSetup):
+            self._serve_as_shadow(setup)
+            return
+        runtime = self._opened(setup)
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
         if self._setup.wiring.outputs:
             self._choices.add(self._setup.wiring.outputs)
@@ -430,7 +432,7 @@ class ModelWorker:
             self._run_alone()
         elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
             self._pair(runtime, frame)
-        elif frame.kind in (FrameKind.ENTER, FrameKind.PASS) and isinstance(runtime, PartRuntime):
+        elif frame.kind is FrameKind.PASS and isinstance(runtime, PartRuntime):
             self._answer(frame, lambda: self._passed_on(runtime, frame))
         elif frame.kind is FrameKind.COMPLETE and isinstance(runtime, PartRuntime):
             runtime.find_others(decoder(dict[int, str]).decode(frame.payload))
@@ -438,8 +440,7 @@ class ModelWorker:
         else:
             raise ProtocolError(f"the server sent a {frame.kind.name} frame")
 
-    def _serve_as_shadow(self, first: Frame) -> None:
-        setup: ShadowSetup = decoder(ShadowSetup).decode(first.payload)
+    def _serve_as_shadow(self, setup: ShadowSetup) -> None:
         set_name(f"shadow {setup.stage}")
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
@@ -686,15 +687,15 @@ class ModelWorker:
     def _passed_on(self, runtime: PartRuntime, frame: Frame) -> tuple[FrameKind, Struct]:
         """Run the layers of this worker on a batch. The batch may be lost already and its blocks freed; then the result
         is ignored, even if it is an error."""
-        if frame.kind is FrameKind.ENTER:
-            order: Run = self._runs.decode(frame.payload)
+        order: PartBatch = self._parts.decode(frame.payload)
+        if isinstance(order, Run):
             visits, places, faults = self._assembled(order)
             passes, arrays = self._loaded(visits, {})  # the last part does not know how long each request was
             rows = list(map(self._rows, visits))
             batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs, order.pieces)
             known = [runtime.begin(given) for given in arrays]
         else:
-            batch = self._passed.decode(frame.payload)
+            batch = order
             known = [runtime.take(self._reader.tensors(block)) for block in batch.tensors]
         results = self._timed([partial(runtime.run_part, given, self._threads) for given in known])
         if not runtime.is_last:
@@ -772,7 +773,7 @@ class ModelWorker:
 
     def _stored(
         self,
-        order: Run | PassedBatch,
+        order: PartBatch,
         places: Sequence[int],
         outputs: Sequence[list[Tensor]],
         faults: dict[int, str],

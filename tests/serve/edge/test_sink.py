@@ -26,7 +26,6 @@ from sloop.serve.messages import (
     Holders,
     OfferModel,
     Page,
-    Release,
     RequestEnded,
     Submit,
 )
@@ -133,7 +132,7 @@ def test_a_large_answer_is_released_when_its_last_view_is_gone(scene: Scene) -> 
     del view
     assert len(scene.sent) == 1, "an array of it is left"
     del floats
-    assert scene.sent[1:] == [Release(block)]  # type: ignore[arg-type]  # an address
+    assert scene.sent[1:] == [Free(block)]  # type: ignore[arg-type]  # an address
 
 
 def test_the_answer_to_a_cancelled_request_is_released(scene: Scene) -> None:
@@ -141,7 +140,7 @@ def test_the_answer_to_a_cancelled_request_is_released(scene: Scene) -> None:
     scene.sink.cancel(number)  # type: ignore[arg-type]  # a number of its own
     scene.sink.cancel(number)  # type: ignore[arg-type]
     block = scene.answer(number, bytes(50_000))
-    assert scene.sent[1:] == [Cancel(number), Release(block)]  # type: ignore[arg-type]
+    assert scene.sent[1:] == [Cancel(number), Free(block)]  # type: ignore[arg-type]
     assert not scene.ended
 
 
@@ -243,13 +242,13 @@ def test_a_broken_answer_fails_its_request_alone(scene: Scene) -> None:
     gc.collect()
     assert [(each.outcome, bool(each.outputs)) for each in scene.ended] == [(Outcome.FAILED, False)] * 4
     assert all("was lost with the node that had it" in each.why for each in scene.ended)
-    released = [each.block for each in scene.sent if isinstance(each, Release)]
+    released = [each.block for each in scene.sent if isinstance(each, Free)]
     assert released == [Address(7, 0, 100), Address(far_number, 0, 100)]
     broken, memory = scene.worker.allocate(1 << 15)
     memory[:] = b"\xff" * (1 << 15)
     scene.sink.on_end(RequestEnded(scene.submit(b"e"), Outcome.SERVED, "1", [broken]))
     gc.collect()
-    assert scene.sent[-1] == Release(broken), "once"
+    assert scene.sent[-1] == Free(broken), "once"
     scene.answer(scene.submit(b"f"), b"y" * 9000)
     assert [each.outcome for each in scene.ended[4:]] == [Outcome.FAILED, Outcome.SERVED]
 
@@ -262,7 +261,7 @@ def test_the_answer_of_an_agent_is_the_edges_own_copy(scene: Scene) -> None:
     scene.sink.set_holders(Holders({5: os.getpid()}, {}))
     blocks = [write_block([bytes_tensor(b"y" * 50_000)], Arena(made.number, made.fd))]
     scene.sink.on_end(RequestEnded(scene.submit(b"abc"), Outcome.SERVED, "1", list(blocks)))
-    assert scene.sent[1:] == [Release(block) for block in blocks if isinstance(block, Address)], "at once"
+    assert scene.sent[1:] == [Free(block) for block in blocks if isinstance(block, Address)], "at once"
     agent.close()
     assert bytes(scene.ended[0].outputs["y"].data) == b"y" * 50_000
 
@@ -306,7 +305,7 @@ def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) 
         assert {place: each.outcome for place, each in ended.items()} == {1: Outcome.SERVED, 3: Outcome.FAILED}
         assert bytes(ended[1].outputs["y"].data) == b"\x01" * 100
         assert "its machine has gone" in ended[3].why
-        released = [each.block for each in sent if isinstance(each, Release)]
+        released = [each.block for each in sent if isinstance(each, Free)]
         assert sorted(released, key=lambda block: block.offset) == list(blocks.values())
         assert not sink._waiting
 

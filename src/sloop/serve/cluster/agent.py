@@ -62,7 +62,7 @@ from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import CpuActuator, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import Close, Free, PartBatch, PassedBatch, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
     SILENT_S,
@@ -144,16 +144,9 @@ class AgentReport(Struct, frozen=True, array_like=True, tag=2):
 class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
     """A batch has finished; see `sloop.serve.protocols.BackendListener`."""
 
-    batch: BatchId
-    replica: ReplicaId
-    service_ns: int
+    event: Finished
     blocks: list[Block | None]
-    edge_counts: tuple[tuple[int, ...], ...] = ()
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
-    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
-    passes: int = 1
-    elements: int = 0
-    padded: int = 0
 
 
 class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -262,18 +255,10 @@ class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
 
     batch: BatchId
     replica: ReplicaId
-    order: Run
+    order: PartBatch
     is_part: bool = False
     """Whether the replica runs only the layers of its part. It answers with `BatchPassed`, unless it has the last
     layers."""
-
-
-class PassBatch(Struct, frozen=True, array_like=True, tag=15, gc=False):
-    """Run the replica's layers on a batch that the part before has passed on."""
-
-    batch: BatchId
-    replica: ReplicaId
-    passed: PassedBatch
 
 
 class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
@@ -282,37 +267,13 @@ class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
     replica: ReplicaId
 
 
-class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
-    """A block of a worker of this agent is no longer needed."""
-
-    block: Address
-
-
 class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     """Where blocks can be fetched, by their holders. An empty host stands for that of the deciding process."""
 
     by_holder: dict[int, Endpoint]
 
 
-class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
-    """Stop all workers and end."""
-
-    why: str = ""
-    """Why the agent cannot serve; empty if the server stops."""
-
-
-ToAgent = (
-    AgentSetup
-    | LearnStages
-    | ForgetStages
-    | NodeOrder
-    | RunBatch
-    | PassBatch
-    | CompleteWorker
-    | FreeBlock
-    | Endpoints
-    | CloseAgent
-)
+ToAgent = AgentSetup | LearnStages | ForgetStages | NodeOrder | RunBatch | CompleteWorker | Free | Endpoints | Close
 
 
 def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -> list[GivenBlocks]:
@@ -345,7 +306,7 @@ class _Feed:
         """Fetches blocks of other machines that the batch reads."""
         self.copies: list[Address] = []
         """Those blocks."""
-        self.waiting: deque[RunBatch | PassBatch] = deque()
+        self.waiting: deque[RunBatch] = deque()
         """The batches that it runs next: a part may get a batch of its own while it runs one of another part."""
 
 
@@ -409,9 +370,8 @@ class AgentSession:
             ForgetStages: lambda record: self.node.forget(record.stages),
             NodeOrder: self._obey,
             RunBatch: self._run,
-            PassBatch: self._run,
             CompleteWorker: lambda record: self.node.complete_part(record.replica),
-            FreeBlock: self._free,
+            Free: self._free,
             Endpoints: self._set_endpoints,
         }
 
@@ -546,7 +506,7 @@ class AgentSession:
 
     # Batches
 
-    def _run(self, record: RunBatch | PassBatch) -> None:
+    def _run(self, record: RunBatch) -> None:
         number = record.replica
         if number not in self.node.workers or number in self._unadopted:
             return  # its end has been reported, which covers its batch
@@ -559,7 +519,8 @@ class AgentSession:
         feed.batch = record.batch
         here: dict[Address, Address] = {}
         foreign: list[Address] = []
-        blocks = record.passed.tensors if isinstance(record, PassBatch) else record.order.blocks
+        order = record.order
+        blocks = order.blocks if isinstance(order, Run) else order.tensors
         for block in set(addresses_in(blocks)):
             own = block.held_by(self._own) if block.holder == self._holder else self._beside.relay(block)
             if own is None:
@@ -571,17 +532,15 @@ class AgentSession:
         else:
             self._run_on(record, here)
 
-    def _run_on(self, record: RunBatch | PassBatch, places: Mapping[Address, Address]) -> None:
+    def _run_on(self, record: RunBatch, places: Mapping[Address, Address]) -> None:
         """Run a batch, with the addresses at which the worker finds its blocks."""
-        if isinstance(record, PassBatch):
-            tensors = [places.get(each, each) if isinstance(each, Address) else each for each in record.passed.tensors]
-            passed = structs.replace(record.passed, tensors=tensors)
-            self.node.run_part(record.replica, record.batch, passed)
-            return
         order = record.order
-        if places:
+        if isinstance(order, PassedBatch):
+            tensors = [places.get(each, each) if isinstance(each, Address) else each for each in order.tensors]
+            order = structs.replace(order, tensors=tensors)
+        elif places:
             order = structs.replace(order, blocks=replaced(order.blocks, places))
-        if record.is_part:
+        if isinstance(order, PassedBatch) or record.is_part:
             self.node.run_part(record.replica, record.batch, order)
         else:
             self.node.run(record.batch, record.replica, order)
@@ -592,7 +551,7 @@ class AgentSession:
             self._run(feed.waiting.popleft())
 
     async def _fetch_and_run(
-        self, feed: _Feed, record: RunBatch | PassBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
+        self, feed: _Feed, record: RunBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
     ) -> None:
         """Copy blocks of other machines, then run the batch that reads them."""
         copies: dict[Address, Address] = {}
@@ -610,7 +569,7 @@ class AgentSession:
             if not isinstance(error, ArenaFull | BlockLost):
                 raise
             feed.fetching = feed.batch = None
-            if isinstance(record, PassBatch) and isinstance(error, BlockLost):
+            if isinstance(record.order, PassedBatch) and isinstance(error, BlockLost):
                 self._send(PartUnreached(record.batch, record.replica, str(error)))
             else:
                 failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
@@ -644,7 +603,7 @@ class AgentSession:
 
     # Blocks of workers
 
-    def _free(self, record: FreeBlock) -> None:
+    def _free(self, record: Free) -> None:
         block = record.block.held_by(self._own)
         if block not in self._used:
             raise ProtocolError(f"{record.block} is free already")
@@ -687,15 +646,7 @@ class AgentSession:
             self._drop_blocks(event.replica, blocks)
             return
         found = self._noted(blocks)
-        self._send(
-            BatchFinished(
-                *(event.batch, event.replica, event.service_ns, found, event.edge_counts, dict(faults)),
-                sizes=event.sizes,
-                passes=event.passes,
-                elements=event.elements,
-                padded=event.padded,
-            )
-        )
+        self._send(BatchFinished(event, found, dict(faults)))
         self._run_next(feed)
 
     def _drop_blocks(self, number: WorkerId, blocks: Iterable[Block | None]) -> None:
@@ -845,7 +796,7 @@ class Agent:
 
         def on_record(record: ToAgent) -> None:
             nonlocal is_set_up
-            if isinstance(record, CloseAgent):
+            if isinstance(record, Close):
                 self._is_over, self._refused = True, record.why
                 on_end(record.why)
             elif isinstance(record, AgentSetup) and not is_set_up:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop import __version__, actions, events
 from sloop.errors import MachineError
@@ -41,16 +41,13 @@ from sloop.serve.cluster.agent import (
     BatchFinished,
     BatchPassed,
     BatchRaised,
-    CloseAgent,
     CompleteWorker,
     Endpoints,
     ForgetStages,
-    FreeBlock,
     FromAgent,
     LearnStages,
     NodeOrder,
     PartUnreached,
-    PassBatch,
     RunBatch,
     SparesReport,
     WorkerDiffers,
@@ -58,7 +55,7 @@ from sloop.serve.cluster.agent import (
     WorkersKept,
 )
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import Close, Free, PartBatch, Run
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
     SILENT_S,
@@ -160,7 +157,7 @@ class _ConnectedAgent:
 
     def __init__(self, hello: AgentHello, holder: int, records: RecordLink) -> None:
         self.hello, self.holder, self.records = hello, holder, records
-        self.blocks = FarBlocks(holder, lambda block: records.send(FreeBlock(block)))
+        self.blocks = FarBlocks(holder, lambda block: records.send(Free(block)))
         """Its blocks that are in use."""
         self.keep: tuple[WorkerId, ...] = ()
         """The workers that it was told to keep."""
@@ -464,7 +461,7 @@ class AgentBackend(KnownStages):
         self._cancel_acquiring(node)
         agent = self._agents.get(node)
         if agent is not None:
-            agent.records.send(CloseAgent())
+            agent.records.send(Close())
             self._forget_agent(agent)
         self._wanted.discard(node)
         self._want()
@@ -617,7 +614,7 @@ class AgentBackend(KnownStages):
         for timer in self._acquiring.values():
             timer.cancel()
         for agent in self._agents.values():
-            agent.records.send(CloseAgent())
+            agent.records.send(Close())
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
                 while self._agents:
@@ -658,15 +655,12 @@ class AgentBackend(KnownStages):
 
     # Pipelines
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
         """See `PipelineOrders`."""
         placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been or will be noticed
             placed.ordered_ns = self._clock_ns()
-            if isinstance(order, Run):
-                placed.agent.records.send(RunBatch(batch, replica, order, is_part=True))
-            else:
-                placed.agent.records.send(PassBatch(batch, replica, order))
+            placed.agent.records.send(RunBatch(batch, replica, order, is_part=True))
 
     def complete_part(self, replica: ReplicaId) -> None:
         """See `PipelineOrders`. If the other layers must be fetched, the core orders the transfer."""
@@ -727,7 +721,7 @@ class AgentBackend(KnownStages):
         why = self._objection(hello, node)
         if why:
             _log.error("the agent of %r (process %d) is sent away: %s", hello.name[:100], hello.pid, why)
-            records.send(CloseAgent(why))
+            records.send(Close(why))
             self._loop.call_later(LEAVE_S_MAX, records.close)
             return None
         assert node is not None
@@ -901,8 +895,8 @@ class AgentBackend(KnownStages):
         self._report(event)
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
-        placed, took_ns = self._ended(agent, record.batch, record.replica, is_done=True)
-        blocks, faults = record.blocks, record.faults
+        event, blocks, faults = record.event, record.blocks, record.faults
+        placed, took_ns = self._ended(agent, event.batch, event.replica, is_done=True)
         if placed is None:
             for block in blocks:
                 if isinstance(block, Address):
@@ -911,22 +905,16 @@ class AgentBackend(KnownStages):
             return
         if len(blocks) != placed.visits or {at for at, block in enumerate(blocks) if block is None} != faults.keys():
             raise ProtocolError(f"{len(blocks)} blocks and {len(faults)} faults for {placed.visits} visits")
-        _check_counts(record, placed.visits, self._wirings.get(placed.spec.stage))
+        _check_counts(event, placed.visits, self._wirings.get(placed.spec.stage))
         for block in blocks:
             if isinstance(block, Address):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
-        service_ns = min(took_ns or record.service_ns, self._clock_ns() - placed.began_ns)
-        event = events.Finished(
-            *(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults))),
-            sizes=record.sizes,
-            passes=record.passes,
-            elements=record.elements,
-            padded=record.padded,
-        )
+        service_ns = min(took_ns or event.service_ns, self._clock_ns() - placed.began_ns)
+        own = structs.replace(event, replica=placed.replica, service_ns=service_ns, faults=tuple(sorted(faults)))
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
-            self._listener.on_finished(event, blocks, texts)
+            self._listener.on_finished(own, blocks, texts)
 
     def _on_spares(self, agent: _ConnectedAgent, record: SparesReport) -> None:
         if min(record.spares.count, record.spares.memory_bytes) < 0:
@@ -1002,17 +990,17 @@ class AgentBackend(KnownStages):
             self._listener.on_event(event)
 
 
-def _check_counts(record: BatchFinished, visits: int, wiring: StageWiring | None) -> None:
+def _check_counts(event: events.Finished, visits: int, wiring: StageWiring | None) -> None:
     """ProtocolError if what an agent says of a batch of so many visits cannot be."""
-    numbers = record.service_ns, record.passes, record.elements, record.padded
+    numbers = event.service_ns, event.passes, event.elements, event.padded
     if min(numbers) < 0:
         raise ProtocolError(f"a negative one among {numbers} ns, passes and elements")
     decisions, edges = (len(wiring.decisions), len(wiring.passed)) if wiring is not None else (0, 0)
-    if len(record.edge_counts) not in (0, visits) or len(record.sizes) not in (0, visits):
-        raise ProtocolError(f"{len(record.edge_counts)} counts and {len(record.sizes)} sizes for {visits} visits")
-    for counts in record.edge_counts:
+    if len(event.edge_counts) not in (0, visits) or len(event.sizes) not in (0, visits):
+        raise ProtocolError(f"{len(event.edge_counts)} counts and {len(event.sizes)} sizes for {visits} visits")
+    for counts in event.edge_counts:
         if counts and (len(counts) != decisions or min(counts) < 0):
             raise ProtocolError(f"counts {counts} for {decisions} edges")
-    for sizes in record.sizes:
+    for sizes in event.sizes:
         if sizes and (len(sizes) != edges or min(map(min, sizes)) < 0):
             raise ProtocolError(f"sizes {sizes} for {edges} edges")

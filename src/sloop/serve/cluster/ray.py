@@ -30,6 +30,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from sloop.errors import MachineError
+from sloop.serve.messages import Close
 from sloop.serve.network import Endpoint, NodeTls
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.stderr import log_directly
@@ -75,11 +76,7 @@ class Want(Struct, frozen=True, array_like=True, tag=2):
     """Paths of certificate, key and authority on every node; none: connections are not encrypted."""
 
 
-class CloseRay(Struct, frozen=True, array_like=True, tag=3):
-    """Give back everything and end."""
-
-
-ToRay = Join | Want | CloseRay
+ToRay = Join | Want | Close
 
 
 # From it
@@ -137,7 +134,7 @@ class RayNodes:
     async def close(self) -> None:
         """See `NodeProvider`."""
         self._is_closing = True
-        self._send(CloseRay())
+        self._send(Close())
         process = self._process
         for _ in range(50):
             if process is None or process.poll() is not None:

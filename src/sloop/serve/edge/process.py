@@ -33,11 +33,10 @@ from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.heartbeat import HEARTBEAT_S
 from sloop.serve.messages import (
-    CloseEdge,
+    Close,
     DrainEdge,
     EdgeCounts,
     EdgeHeartbeat,
-    EdgeReady,
     Free,
     FromEdge,
     Holders,
@@ -230,13 +229,12 @@ class EdgeProcess:
         self._server = EdgeServer(settings, self._link.send, arena, holder)
         self._acts: Mapping[type, Callable[[Any], None]] = {
             **self._server.acts,
-            CloseEdge: lambda _: self._ended.set(),
+            Close: lambda _: self._ended.set(),
         }
 
     async def serve(self, port: socket.socket) -> None:
         """Serve until the deciding process says that it is over, or closes the socket."""
         await self._server.start(port)
-        self._link.send(EdgeReady())
         self._count()
         self._send_heartbeat()
         await self._ended.wait()

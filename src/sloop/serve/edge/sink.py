@@ -27,7 +27,6 @@ from sloop.serve.messages import (
     OfferModel,
     Page,
     Question,
-    Release,
     RequestEnded,
     Submit,
 )
@@ -289,7 +288,7 @@ class EdgeSink:
                     self._copied.clear()
                     lost = str(error)
                 for block in self._copied:
-                    self._send(Release(block))
+                    self._send(Free(block))
                 self._copied.clear()
             if lost:
                 outcome, why = Outcome.FAILED, f"its answer was lost with the node that had it ({lost})"
@@ -327,7 +326,7 @@ class EdgeSink:
             lost = [each for each in await asyncio.gather(*fetches, return_exceptions=True) if each is not None]
             fetched.lost = (str(lost[0]) or repr(lost[0])) if lost else ""
         for block in fetched.blocks:
-            self._send(Release(block))
+            self._send(Free(block))
         self.on_end(ended, fetched)
 
     def _read(self, block: Block) -> list[Tensor]:
@@ -353,9 +352,9 @@ class EdgeSink:
         assert isinstance(borrowed, _Borrowed)
         block = borrowed.block
         del self._borrowed[block.arena, block.offset]
-        self._send(Release(block))
+        self._send(Free(block))
 
     def _release(self, blocks: Iterable[GivenBlocks], but: Collection[Address] = ()) -> None:
         for block in dict.fromkeys(addresses_in(blocks)):
             if block not in but:
-                self._send(Release(block))
+                self._send(Free(block))

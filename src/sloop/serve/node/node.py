@@ -55,7 +55,17 @@ from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import LOOK_S, Silence
 from sloop.serve.machine_watch import watch
-from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
+from sloop.serve.messages import (
+    BatchDone,
+    PairSetup,
+    PartBatch,
+    PassedBatch,
+    Run,
+    ShadowSetup,
+    StageSetup,
+    decoder,
+    encode,
+)
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
 from sloop.serve.node.models import HeldModel, NodeModels, Peers, why_not
 from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
@@ -785,7 +795,7 @@ class LiveNode(KnownStages):
         if self.on_passed is not None:
             self.on_passed(batch, worker.number, passed)
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
         """See `PipelineOrders`. Also an order of the process that passes batches on, which gets one answer: `on_passed`
         or `on_finished`, or `on_failed`."""
         worker = self.workers.get(replica)
@@ -797,8 +807,7 @@ class LiveNode(KnownStages):
             worker.batch, worker.visits = batch, order.visits
             if worker.phase is WorkerPhase.READY:
                 worker.phase = WorkerPhase.BUSY
-        kind = FrameKind.ENTER if isinstance(order, Run) else FrameKind.PASS
-        worker.process.link.send(kind, batch, time.monotonic_ns(), [encode(order)])
+        worker.process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
         if section.is_completing:
             self._watch_completion(worker)
 
@@ -871,7 +880,7 @@ class LiveNode(KnownStages):
         blocks = {place: shadow.cut.blocks[place] for place in shadow.wanted.layers}
         setup = ShadowSetup(shadow.spec.stage, blocks, shadow.body.process.pid, Grant(shadow.cores).threads)
         self._actuator.confine(process.pid, max(shadow.cores, START_CORES_MIN))
-        process.link.send(FrameKind.SHADOW, payload=[encode(setup)])
+        process.link.send(FrameKind.SETUP, payload=[encode(setup)])
 
     def _on_shadow_step(self, shadow: NodeShadow, frame: Frame) -> None:
         """A shadow loads its blocks, or has loaded them: then limit its cores, and let the body connect."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sloop.actions import StartWorker
 from sloop.errors import MachineError
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import PartBatch, PassedBatch, Run
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address
 from sloop.text import listed
@@ -30,7 +30,7 @@ class PassingBatch(Struct):
     id: BatchId
     replica: ReplicaId
     """The replica for which the core has started it."""
-    order: Run | PassedBatch
+    order: PartBatch
     """The order to the worker at `place`: a `Run` to the first one, otherwise a `PassedBatch`."""
     place: int = 0
     """The worker that computes it, or for which it waits."""
@@ -45,7 +45,7 @@ class PassingBatch(Struct):
 class PipelineOrders(Protocol):
     """The orders that a pipeline gives to its backend."""
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
         """Order a worker to run its layers on a batch."""
         ...
 

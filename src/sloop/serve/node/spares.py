@@ -177,7 +177,7 @@ class SparePool:
 
     def _on_frame(self, frame: Frame) -> None:
         text = str(frame.payload, "utf-8", "replace")
-        self._answer("" if frame.kind is FrameKind.WAITING else text or f"it sent {frame.kind.name}")
+        self._answer("" if frame.kind is FrameKind.READY else text or f"it sent {frame.kind.name}")
 
     def _answer(self, why: str) -> None:
         if not self._ready.done():
