@@ -58,6 +58,7 @@ class Belief:
     correction: float = 1.0
     prior_weight: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
+    missed: int = 0
     shapes: dict[Shape, "Belief"] = field(default_factory=dict)
     sizes: dict[int, "Belief"] = field(default_factory=dict)
     size_lessons: SizeLessons = NO_LESSONS
@@ -73,6 +74,9 @@ class Belief:
 
     def costs_ns(self, slot: Slot) -> Sequence[int]:
         return (0, *(ms(self.latency_ms(n, slot)) for n in range(1, self.batch_max + 1)))
+
+    def miss(self, rows: int) -> None:
+        self.missed += rows
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         self.observed.append((batch, slot.cores, taken_ns))

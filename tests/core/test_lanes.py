@@ -95,6 +95,14 @@ def test_a_batch_has_as_many_rows_as_the_plan_allows() -> None:
     assert started(finish(scene, 40, 1)) == [[4]]
 
 
+def test_a_batch_is_as_near_to_the_plan_as_whole_requests_allow() -> None:
+    """The plan has batches of five, the profile ends at eight."""
+    scene = warm(batch_max=5)
+    assert started(arrive(scene, *[request(id, rows=3) for id in range(4)])) == [[0, 1]], "six rather than three"
+    scene = warm(batch_max=5)
+    assert started(arrive(scene, *[request(id, rows=4) for id in range(4)])) == [[0]], "four rather than eight"
+
+
 def test_single_rows_fill_a_batch_beside_larger_requests() -> None:
     scene = warm(batch_max=8)
     assert started(arrive(scene, request(0, 5), request(1), request(2, 2), request(3))) == [[0, 1, 2]]
@@ -170,11 +178,19 @@ def test_admission_knows_how_many_rows_wait() -> None:
     assert "24 rows wait at only, about 54 ms" in end.why
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 10))
-def test_batch_policies_are_shown_how_many_of_the_first_visits_fit(rows: list[int], batch_max: int) -> None:
-    costs_ns = [0, *(ms(10 + n) for n in range(1, batch_max + 1))]
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 10), st.integers(0, 6))
+def test_batch_policies_are_shown_how_many_of_the_first_visits_fit(
+    rows: list[int], batch_max: int, further: int
+) -> None:
+    costs_ns = [0, *(ms(10 + n) for n in range(1, batch_max + further + 1))]
     limit, costs = fitting([visit_of(request(id, each)) for id, each in enumerate(rows)], batch_max, costs_ns)
-    together = [n for n in range(1, len(rows) + 1) if n == 1 or sum(rows[:n]) <= batch_max]
+    most = len(costs_ns) - 1
+    together = [1]
+    for n in range(2, len(rows) + 1):
+        less, more = sum(rows[: n - 1]), sum(rows[:n])
+        if more > most or abs(more - batch_max) > abs(batch_max - less):
+            break
+        together.append(n)
     assert limit == together[-1] if len(together) < len(rows) else limit >= len(rows)
     assert [costs[n] for n in together] == [cost_of(costs_ns, sum(rows[:n])) for n in together]
     assert list(costs[: limit + 1]) == sorted(costs[: limit + 1])
@@ -274,6 +290,7 @@ def test_a_size_that_cannot_be_in_time_is_dropped_and_another_is_not(sized: None
     ends = [action for action in actions if isinstance(action, End)]
     assert [(end.request, end.outcome) for end in ends] == [(0, Outcome.DROPPED)]
     assert "61.2 ms" in ends[0].why
+    assert [belief.at(512).missed for belief in scene.beliefs.values()] == [1, 1]
     assert started(actions) == [[1]]
 
 

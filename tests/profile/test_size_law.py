@@ -240,3 +240,19 @@ def test_least_squares_has_no_better_neighbour(rows: list[tuple[float, ...]]) ->
         for step in (-1e-3, 1e-3):
             moved = [max(0.0, each + step) if at == place else each for at, each in enumerate(found)]
             assert loss(found) <= loss(moved) + 1e-9 * (1 + abs(loss(found)))
+
+
+def test_rows_that_were_dropped_count_in_the_mean() -> None:
+    """A class that is dropped for its cost would otherwise seem to have gone."""
+    whole = Estimate(AT_128)
+    for _ in range(40):
+        whole.at(16).observe(1, ONE, ms(by_elements(1, 16)))
+    whole.at(512).observe(1, ONE, ms(by_elements(1, 512)))
+    for _ in range(39):
+        whole.at(512).miss(1)
+        whole.at(64).miss(1)
+    for _ in range(EVERY - 40):
+        whole.at(16).observe(1, ONE, ms(by_elements(1, 16)))
+    shares = {each.size: each.share for each in whole.size_lessons.classes}
+    assert shares == {16: pytest.approx(64 / 104, rel=0.1), 512: pytest.approx(40 / 104, rel=0.1)}
+    assert whole.costs_ns(ONE)[1] == pytest.approx(ms(6.6 * 64 / 104 + 56.2 * 40 / 104), rel=0.1)

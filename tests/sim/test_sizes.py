@@ -142,7 +142,7 @@ def joined(*, are_equal: bool) -> Tamper:
         (once(StartBatch, lambda order: [replace(order, together=0)]), r"a batch of \(2, 2\) rows .* is one of 2 rows"),
         (once(StartBatch, lambda order: [replace(order, size=8)]), r"a batch of \(2, 2\) rows .* up to 8"),
         (joined(are_equal=False), "a batch of rows that cannot run together: .*only up to 16.*only up to 512"),
-        (joined(are_equal=True), "a batch of 8 rows of several requests, where up to 4 are allowed"),
+        (joined(are_equal=True), r"a batch of \(2, 2, 2, 2\) rows of several requests, where 4 are planned"),
     ],
 )
 def test_a_batch_of_other_rows_than_it_may_have_is_caught(tamper: Tamper, complaint: str) -> None:

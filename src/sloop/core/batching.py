@@ -61,19 +61,25 @@ class OfferedDevice(Struct, frozen=True, gc=False):
 
 def fitting(visits: Sequence[Visit], batch_max: int, costs_ns: Sequence[int]) -> tuple[int, Sequence[int]]:
     """`batch_max` and `costs_ns`, which count rows, by the number of visits: how many of the first of these visits run
-    in one batch, and what the first k cost together. Where fewer wait, further ones are taken to have as many rows as
-    these have on average. The first visit always runs, in several passes if it has to."""
-    rows, costs = 0, [0]
+    in one batch, and what the first k cost together.
+
+    A batch has as nearly `batch_max` rows as whole visits allow, so that on average it has as many as the plan reckons
+    with, and never more than one pass takes; but the first visit always runs, in several passes if it has to. Where
+    fewer visits wait, further ones are taken to have as many rows as these have on average.
+    """
+    most, rows, costs = len(costs_ns) - 1, 0, [0]
     for visit in visits:
-        if rows and rows + visit.rows > batch_max:
+        more = rows + visit.rows
+        if rows and (more > most or more - batch_max > batch_max - rows):
             return len(costs) - 1, costs
-        rows += visit.rows
+        rows = more
         costs.append(cost_of(costs_ns, rows))
     count = len(costs) - 1
     if rows == count:
         return batch_max, costs_ns
-    limit = max(count, batch_max * count // rows)
-    costs += [cost_of(costs_ns, min(batch_max, rows * more // count)) for more in range(count + 1, limit + 1)]
+    mean = rows / count
+    limit = max(count, min(round(batch_max / mean), int(most / mean)))
+    costs += [cost_of(costs_ns, min(most, round(mean * size))) for size in range(count + 1, limit + 1)]
     return limit, costs
 
 

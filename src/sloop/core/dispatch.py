@@ -646,6 +646,10 @@ class DataPath:
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
         """Drop the request of a visit; reject it if no replica has started for it."""
         state = self._state
+        if visit.size:
+            stage = state.stages[visit.stage]
+            for belief in stage.beliefs.values():
+                belief.at(stage.sizes.class_of(visit.size)).miss(visit.rows)
         if state.is_waking and visit.request.id in state.woken:
             gap = state.longest_gap(now_ns)
             state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + SHUTDOWN_RETRY_NS)

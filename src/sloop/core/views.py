@@ -109,6 +109,10 @@ class Belief(Protocol):
         where it is the mean of all classes that came, weighted by their rows."""
         ...
 
+    def miss(self, rows: int) -> None:
+        """Rows of this class have come and were dropped: they count in the mean of the classes, as served ones do."""
+        ...
+
     @property
     def size_lessons(self) -> "SizeLessons":
         """What finished batches have taught about sizes: with it and `correction`, an estimate in another process has

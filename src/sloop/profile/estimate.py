@@ -389,6 +389,14 @@ class Estimate:
         fixed_ns, moving_ns = self.parts_ns(cores)
         self._learning.add(size, rows, fixed_ns / taken_ns, moving_ns[rows] / taken_ns)
 
+    def miss(self, rows: int) -> None:
+        """Rows have come and were not served; `SizeEstimate` counts them."""
+
+    def miss_size(self, size: int, rows: int) -> None:
+        """Rows of a class of sizes have come and were not served."""
+        if self._learning is not None:
+            self._learning.miss(size, rows)
+
     def reconsider_sizes(self) -> None:
         """Let policies see what batches of classes have taught, if costs changed enough."""
         assert self._learning is not None
@@ -564,6 +572,10 @@ class SizeEstimate(Estimate):
         is_early = self._batches < EVERY and not self._batches & (self._batches - 1)  # a power of two
         if is_early or self._batches % EVERY == 0:
             whole.reconsider_sizes()
+
+    def miss(self, rows: int) -> None:
+        """Rows of this class have come and were not served: they count in the mean of the classes."""
+        self._whole.miss_size(self.size, rows)
 
     def follow(self, lessons: SizeLessons) -> None:
         """Use these lessons."""

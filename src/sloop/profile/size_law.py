@@ -197,16 +197,22 @@ class SizeLearning(Struct):
             if is_due:
                 self.law.fade()
 
+    def miss(self, size: int, rows: int) -> None:
+        """Rows of a class have come and were not served. Without them, the share of a class would fall because it is
+        dropped, and plans would leave it without the cores that it needs."""
+        self.figures.setdefault(size, ClassFigures()).rows += rows
+
     def lessons(self, taught: Mapping[int, tuple[float, float]]) -> SizeLessons:
         """What it says now. `taught` has the correction of each class, and how much the profile counts in it."""
-        law, rows = self.law, sum(each.rows for each in self.figures.values())
+        figures = {size: own for size, own in self.figures.items() if own.seen}
+        law, rows = self.law, sum(each.rows for each in figures.values())
         if self.fits:
             law.fit()
-        sure = {size: (1.0 - taught[size][1]) * self.figures[size].rows for size in self.figures}
+        sure = {size: (1.0 - taught[size][1]) * own.rows for size, own in figures.items()}
         sum_sure = sum(sure.values())
         expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else 1.0
         found = []
-        for size, own in sorted(self.figures.items()):
+        for size, own in sorted(figures.items()):
             correction, prior_weight = taught[size]
             share, per_row = own.rows / rows, 0.0
             if self.fits:

@@ -1020,7 +1020,7 @@ class Checkers:
 
     def _check_rows(self, order: StartBatch, replica: CheckedReplica) -> None:
         """The order says how many rows its visits have, and of which sizes. They can run in one forward pass, if they
-        are not those of one request."""
+        are not those of one request, and are as near to the plan's limit as whole requests allow."""
         visits, state = [visit for _, visit in replica.visits], self._state
         rows, sizes = tuple(visit.rows for visit in visits), tuple(visit.size for visit in visits)
         classes = {state.class_of(visit) for visit in visits}
@@ -1029,9 +1029,10 @@ class Checkers:
         lanes = {state.lane(visit) for visit in visits}
         if len(lanes) > 1:
             self._fail(f"a batch of rows that cannot run together: {sorted(lanes)}")
-        most = min(replica.limit, replica.size_max or replica.limit)
-        if len(visits) > 1 and sum(rows) > most:
-            self._fail(f"a batch of {sum(rows)} rows of several requests, where up to {most} are allowed")
+        total, most = sum(rows), replica.size_max or replica.limit
+        limit = min(replica.limit, most)
+        if len(visits) > 1 and (total > most or total - limit > limit - (total - rows[-1])):
+            self._fail(f"a batch of {rows} rows of several requests, where {limit} are planned and {most} allowed")
         is_split = state.is_divided(order.stage) and state.stages[order.stage].only is not None
         if is_split and max(rows) > (replica.size_max or max(rows)):
             self._fail(f"a batch of {max(rows)} rows of one request, which a pass does not take")
