@@ -44,10 +44,12 @@ from sloop.actions import Action, Order, StartBatch, StartWorker, StopWorker
 from sloop.app.application import Application
 from sloop.errors import MachineError
 from sloop.events import WOKE, BatchFailed, BatchLost, Cancelled, Event, Finished, Planned
+from sloop.machine import Capacity
 from sloop.profile.profile import Profile
 from sloop.serve.blocks import Block
 from sloop.serve.cluster.agent import Agent, AgentHost, AgentReport, BatchFinished, FromAgent
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, Legacy, NodeMemory
+from sloop.serve.cpu_quota import Detected
 from sloop.serve.dataflow import Assembly, Decision, StageWiring
 from sloop.serve.messages import CutBlock, Run, encode
 from sloop.serve.network import SILENT_S, Endpoint, Purpose
@@ -373,16 +375,14 @@ class Machine(AgentHost):
 
     # As the agent sees it
 
-    @property
     def machine(self) -> str:
         return f"{self.node.name}, life {self.lives}"
 
-    @property
-    def cores(self) -> float:
-        return self.node.cores
+    def capacity(self, _: object = None) -> Capacity:
+        return Capacity(self.node.cores, self.node.memory_bytes)
 
-    def actuator(self) -> Any:
-        return SimulatedQuotas(self.cluster, self.node.name, self.node.cores)
+    def quotas(self, _: object = None) -> Detected:
+        return Detected(SimulatedQuotas(self.cluster, self.node.name, self.node.cores), "the simulation")
 
     def processes(self, loop: VirtualLoop, *_: object) -> Any:
         agent = self.agent
@@ -392,7 +392,7 @@ class Machine(AgentHost):
         )
         return agent.processes
 
-    async def connect(self, join: Endpoint, token: bytes, context: object) -> Any:
+    async def connect(self, *_: object, **__: object) -> Any:
         cluster = self.cluster
         if not self.is_reachable or cluster.accept is None:
             raise MachineError("the deciding process cannot be reached")
@@ -407,7 +407,8 @@ class Machine(AgentHost):
     async def listen(self, *_: object) -> Any:
         return Listener(lambda: None)
 
-    def close_mapped(self) -> None: ...
+    def close_mapped(self, _: object = None) -> int:
+        return 0
 
     # The network
 

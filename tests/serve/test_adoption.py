@@ -353,7 +353,7 @@ async def servers(folder: Path, *, is_followed: bool = True) -> AsyncIterator[tu
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
 
 
 async def started(here: Fleet, *replicas: ReplicaId) -> None:

@@ -534,7 +534,7 @@ def memory_files() -> int:
 def test_blocks_travel_to_an_agent_and_back(
     monkeypatch: pytest.MonkeyPatch, certificates: Path, is_secure: bool
 ) -> None:
-    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     tls, other = (tls_of(certificates), tls_of(certificates, "other")) if is_secure else (None, None)
     size = 3 << 20

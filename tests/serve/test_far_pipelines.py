@@ -91,7 +91,7 @@ QUICK = Patience(connect_s=2, stall_s=10, least_bytes_s=1000, tries=2, pause_s=0
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents are on other machines than the deciding process, and than each other."""
-    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
     monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 

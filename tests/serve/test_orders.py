@@ -163,7 +163,7 @@ Made = Callable[[], AbstractAsyncContextManager[Rig]]
 
 @pytest.fixture(params=[here, elsewhere], ids=lambda made: made.__name__)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Made:
-    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
     found: Made = request.param
     return found
 

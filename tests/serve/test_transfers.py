@@ -67,7 +67,7 @@ def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         self._report(WorkerReady(worker.number))
 
     monkeypatch.setattr(LiveNode, "_launch", launch)
-    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
     monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 

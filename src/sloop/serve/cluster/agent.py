@@ -59,7 +59,7 @@ from sloop.events import (
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
 from sloop.serve.blocks import ARENA_BYTES, Block
-from sloop.serve.cpu_quota import CpuActuator, detect
+from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import Close, Free, PartBatch, PassedBatch, Run
@@ -350,9 +350,11 @@ class AgentSession:
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
         self._timers: set[TimerHandle] = set()
+        limits = around.quotas()
+        _log.info("cores of replicas are limited by %s", limits.why)
         self.models = NodeModels(name, make_cache)
         self.node = LiveNode(
-            *({}, {}, around.actuator()),
+            *({}, {}, limits.actuator),
             arenas=self._arenas,
             holders={self._own: os.getpid()},
             gpus=around.gpus,
@@ -690,42 +692,18 @@ def _drop(record: FromAgent) -> None:
 
 
 class AgentHost:
-    """What an agent finds around it: the cores and the processes of its machine, and the network. A simulation has its
-    own."""
+    """What an agent finds around it: its machine and the network. A simulation has its own."""
 
     gpus: AssignedGpus | None = None
     """None: replicas get no GPUs."""
     processes: Callable[..., WorkerProcesses] = WorkerProcesses
-
-    @property
-    def machine(self) -> str:
-        """See `sloop.serve.network.machine`."""
-        return machine()
-
-    @property
-    def cores(self) -> float:
-        """That the machine has."""
-        return capacity().cores
-
-    def actuator(self) -> CpuActuator:
-        """What limits the cores of processes."""
-        limits = detect()
-        _log.info("cores of replicas are limited by %s", limits.why)
-        return limits.actuator
-
-    async def connect(self, join: Endpoint, token: bytes, context: ssl.SSLContext | None) -> NetworkLink:
-        """A connection to the deciding process. Raises `MachineError`."""
-        return await connect(join, token, Purpose.AGENT, context=context)
-
-    async def listen(
-        self, endpoint: Endpoint, token: bytes, accept: Callable[[NetworkLink], None], context: ssl.SSLContext | None
-    ) -> NodeListener:
-        """See `NodeListener.listen`."""
-        return await NodeListener.listen(endpoint, token, accept, context)
-
-    def close_mapped(self) -> None:
-        """What was mapped of shared memory, and is not used any more, keeps its files open."""
-        gc.collect()
+    machine = staticmethod(machine)
+    capacity = staticmethod(capacity)
+    quotas = staticmethod(detect)
+    connect = staticmethod(connect)
+    listen = staticmethod(NodeListener.listen)
+    close_mapped = staticmethod(gc.collect)
+    """What was mapped of shared memory, and is not used any more, keeps its files open."""
 
 
 class Agent:
@@ -767,7 +745,7 @@ class Agent:
         while not self._is_over:
             try:
                 context = self._tls.client_context() if self._tls is not None else None
-                link = await self._around.connect(self._join, self._token, context)
+                link = await self._around.connect(self._join, self._token, Purpose.AGENT, context=context)
             except MachineError as error:
                 if loop.time() - lost_s > GIVE_UP_S:
                     raise
@@ -836,7 +814,8 @@ class Agent:
             link.keep_alive()
             where = (host, listener.port)
             before, kept = ("", {}) if self._session is None else (self._session.server, self._session.kept())
-            who = self._name, __version__, os.getpid(), self._around.machine, where, self._around.cores
+            around = self._around
+            who = self._name, __version__, os.getpid(), around.machine(), where, around.capacity().cores
             models = await asyncio.get_running_loop().run_in_executor(None, self._models)
             records.send(AgentHello(*who, before, kept, models))
             return str(await ended)
