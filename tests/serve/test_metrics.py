@@ -286,16 +286,18 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
     of_replica = {r.worker: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartWorker)}
     sizes: dict[tuple[str, ...], int] = defaultdict(int)
     batches: Counter[tuple[str, ...]] = Counter()
+    visits = 0
     for _, record in log:
         if isinstance(record, StartBatch):
-            sizes[of_replica[record.replica]] += len(record.requests)
+            visits += len(record.requests)
+            sizes[of_replica[record.replica]] += record.rows
             batches[of_replica[record.replica]] += 1
     for key, total in sizes.items():
         assert seen["sloop_batch_size_sum", key] == total
         assert seen["sloop_batch_size_count", key] == batches[key]
         assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
     assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
-    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == sum(sizes.values())
+    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == visits
     assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
         isinstance(record, Decided) for _, record in log
     )

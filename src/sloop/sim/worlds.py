@@ -40,7 +40,16 @@ from sloop.app.scenario import (
 from sloop.core.protocols import CoreInterface
 from sloop.errors import InputError
 from sloop.profile.interference import BandwidthLaw, CountLaw, PairLaw, ProcessorSharing, ShareLaw, Slowdown
-from sloop.profile.profile import Amdahl, DeviceSharing, LayerBlock, LayerProfile, ParametricLatency, Profile, Startup
+from sloop.profile.profile import (
+    Amdahl,
+    DeviceSharing,
+    LayerBlock,
+    LayerProfile,
+    ParametricLatency,
+    Profile,
+    SizeLatency,
+    Startup,
+)
 from sloop.runlog import MemoryLog, Record, Sink
 from sloop.runlog.fold import DeploymentState
 from sloop.sim.checkers import Checkers, Violation
@@ -55,6 +64,7 @@ from sloop.units import ms, s, to_ms
 from sloop.vocabulary import Canary, Device, Node, Outcome
 from sloop.vocabulary import Path as PathWithDeadline
 from sloop.workload import Link, link_from, trace_from
+from sloop.workload.sizes import Numbers, UniformNumbers, WeightedNumbers, drawn
 
 GRAPHS: Final[Sequence[dict[str, tuple[str, ...]]]] = (
     {"a": ()},
@@ -171,6 +181,10 @@ PLAN_MS: Final = (0.0, 5.0, 5.0, 200.0, 1_500.0)
 Value = TypeVar("Value")
 
 
+ROWS: Final[Sequence[Numbers | None]] = (None, WeightedNumbers((3,)), WeightedNumbers((1, 2, 40), (6.0, 3.0, 1.0)))
+SIZES: Final[Sequence[Numbers | None]] = (None, UniformNumbers(4, 200), WeightedNumbers((8, 128)))
+"""What requests bring in the worlds where it is not one row of the only size."""
+
 LAWS: Final[tuple[Slowdown, ...]] = (
     BandwidthLaw(0.0),
     BandwidthLaw(0.6),
@@ -222,7 +236,7 @@ def random_world(seed: int, system: str = "static") -> World:
         },
         faults=_faults(random, seed),
     )
-    return _uncapped(_sharing(_provisioned(world)))
+    return _mixed(_uncapped(_sharing(_provisioned(world))))
 
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
@@ -362,7 +376,7 @@ def random_deployment(seed: int, system: str = "static") -> World:
         changes=changes,
     )
     world = replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
-    return _uncapped(_sharing(_provisioned(world)))
+    return _mixed(_uncapped(_sharing(_provisioned(world))))
 
 
 RATES: Final = (0.1, 0.5, 1.0, 1.0, 2.0, 4.0)
@@ -445,6 +459,56 @@ def _sharing(world: World) -> World:
         changes=tuple(replace(each, deploy=each.deploy and sharing(each.deploy)) for each in world.changes),
         truth=replace(world.truth, interference=truth),
     )
+
+
+def _mixed(world: World) -> World:
+    """In one world of four, the same with requests of several rows, or of rows of several sizes, which are padded or
+    not, and of which profiles know or do not. From a separate stream, so that the others do not change."""
+    own = stream(world.seed, "rows")
+    if own.random() >= 0.25:
+        return world
+
+    def bringing(clients: Clients) -> Clients:
+        rows, sizes = own.choice(ROWS), own.choice(SIZES)
+        return replace(clients, trace=drawn(clients.trace, seed=world.seed, rows=rows, sizes=sizes))
+
+    def mixed(application: Application) -> Application:
+        return replace(application, stages=tuple(with_sizes(stage, own) for stage in application.stages))
+
+    return replace(
+        world,
+        clients={name: bringing(clients) for name, clients in world.clients.items()},
+        deployment=replace(world.deployment, applications=tuple(map(mixed, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and mixed(each.deploy)) for each in world.changes),
+    )
+
+
+def with_sizes(stage: Stage, own: Random) -> Stage:
+    """The stage, with declared classes of sizes or without, and with variants that pad or do not. Their profiles know
+    that rows of size 32 take as long as typical ones, and what others take; or nothing of sizes."""
+    knows, pads = own.random() < 0.5, own.random() < 0.5
+    ratios = {size: own.uniform(0.6, 1.0) if size < 32 else own.uniform(1.0, 3.0) for size in (8, 128)} | {32: 1.0}
+
+    def sized(profile: Profile) -> Profile:
+        latency = profile.latency_ms
+        if not (knows and isinstance(latency, Amdahl)):
+            return profile
+        sizes = tuple(
+            SizeLatency(size, structs.replace(latency, gamma=latency.gamma * ratio, epsilon=latency.epsilon * ratio))
+            for size, ratio in sorted(ratios.items())
+        )
+        return structs.replace(profile, sizes=sizes)
+
+    variants = tuple(
+        replace(
+            variant,
+            pad={"ids": 0} if pads else {},
+            profile=variant.profile and sized(variant.profile),
+            profiles={hardware: sized(profile) for hardware, profile in variant.profiles.items()},
+        )
+        for variant in stage.variants
+    )
+    return replace(stage, variants=variants, sizes=own.choice(((), (16, 64, 256), (128,))))
 
 
 def _uncapped(world: World) -> World:
