@@ -154,7 +154,7 @@ def readable(given: PlanInput) -> object:
                 *(stage.name, stage.slo_ns, stage.after, stage.replicas, stage.queue, stage.running),
                 *(stage.buckets, stage.bucket_ns, stage.visits, stage.starts_ns),
                 {
-                    key: (belief.batch_max, belief.correction, belief.prior_weight)
+                    key: (belief.batch_max, belief.correction, belief.prior_weight, belief.costs_ns(belief.slot(1.0)))
                     for key, belief in stage.beliefs.items()
                 },
             )
@@ -205,6 +205,18 @@ def test_the_process_sees_what_the_core_shows(seed: int) -> None:
             mirrored.tell(Promoted("a", str(version)))
     mirrored.run(s(15))
     assert mirrored.requests > 10
+
+
+def test_the_process_sees_what_was_learnt_about_sizes() -> None:
+    mirrored = Mirrored(definition("a", "1", 1))
+    for number in range(40):
+        size, now_ns = (16, 64, 256)[number % 3], mirrored.now_ns
+        mirrored.tell(Request(RequestId(number), now_ns, now_ns, now_ns + ms(400), size=size))
+        mirrored.run(ms(250))
+    stage = mirrored.given[-1].due[0].stages[0]
+    (belief,) = stage.beliefs.values()
+    assert [each.size for each in belief.size_lessons.classes] == [16, 64, 256]
+    assert sum(each.share for each in belief.size_lessons.classes) == pytest.approx(1)
 
 
 def test_buckets_are_sent_once() -> None:
