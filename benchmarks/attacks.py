@@ -2,8 +2,8 @@
 
     python -m benchmarks.attacks [--seconds 15] [--rest 60] [--only NAME …]
 
-A server with a small model and a key gets authorised requests at half of what it can take, over HTTP and over gRPC.
-Beside them, each attack runs in a process of its own that gets only the CPU time that others
+A server with a small model and a key gets authorised requests at half of what it can take, half of them over HTTP and
+half over gRPC. Beside them, each attack runs in a process of its own that gets only the CPU time that others
 leave (SCHED_IDLE), because server, clients and attacker share the machine; on a machine that has other work too, it
 would get none, and `--eager` lets it take its part. All attacks stop by themselves. Memory is
 that of the server with all its processes (PSS). Turns are pieces of work of the deciding process.
@@ -801,7 +801,7 @@ def calls_rps(where: ServerReport, given: Namespace) -> float:
     with Watch(target_of(where, seconds), server_pid(), 0.0, has_tls=has_tls) as watch:
         time.sleep(seconds)
     say(f"{watch.answered / seconds:.0f} calls/s in a closed loop")
-    return float(given.load * watch.answered / seconds)
+    return float(given.load / 2 * watch.answered / seconds)
 
 
 def run(name: str, where: ServerReport, given: Namespace, rate_rps: float, called_rps: float) -> Row:
@@ -879,7 +879,12 @@ def main() -> None:
     parser = arguments(__doc__, seconds=15, quick=4)
     parser.add_argument("--rest", type=float, default=60.0, help="seconds between the end and the last look at memory")
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), help="these attacks (default: all)")
-    parser.add_argument("--load", type=float, default=LOAD, help="authorised load, as a share of what fits")
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=LOAD,
+        help="authorised load, as a share of what fits: half of it over HTTP, half over gRPC",
+    )
     parser.add_argument("--rate", type=float, default=0.0, help="the same in requests/s, instead of --load")
     parser.add_argument("--calls", type=float, default=0.0, help="calls over gRPC per second, instead of --load")
     parser.add_argument("--eager", action="store_true", help="attackers compete with the server for CPU time")
@@ -905,14 +910,15 @@ def main() -> None:
         for state, run_names, options in (("state", plain, ()), ("secured", secured, certified(folder))):
             if len(run_names) > 1:
                 with serving(app, folder / state, "--limits", f"{{connections: {CONNECTIONS}}}", *options) as where:
-                    rate_rps = given.rate or given.load * capacity_rps(where, given)
+                    rate_rps = given.rate or given.load / 2 * capacity_rps(where, given)
                     called_rps = calls_rps(where, given)
                     both = f"{rate_rps:,.0f} requests/s and {called_rps:,.0f} calls/s over gRPC"
                     told.append(f"{both}{' with TLS' * bool(options)}")
                     say(told[-1])
                     rows += [run(name, where, given, rate_rps, called_rps) for name in run_names]
     good = sum(row.is_good for row in rows)
-    share = "as asked" if given.rate else f"{100 * given.load:g} % of what the server answers in time without an attack"
+    half = f"{50 * given.load:g} % of what the server answers in time without an attack"
+    share = "as asked" if given.rate else f"each {half} if it has only those"
     columns = ("attack", "what it does", "attainment, %", "p99, ms", "gRPC calls in time, %")
     text = "\n\n".join(
         [
