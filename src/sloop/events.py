@@ -42,7 +42,8 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     their outputs do not decide the next edge. Their `edge_counts` are ignored."""
     sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Per request and outgoing edge of the stage, the rows and the size (`Visit`) of what it passes on; 0 rows: as many
-    as it had itself. An empty tuple for a request, or no tuples at all: as many rows, all of one size."""
+    as it had itself. Where parts join, their rows add up; with 0 rows their sizes do, and they are one row. An empty
+    tuple for a request, or no tuples at all: as many rows, all of one size."""
     passes: int = 1
     """How many forward passes it took."""
     elements: int = 0

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.actions import Action, End, Piece, StartBatch
+from sloop.app.graph import Each
 from sloop.events import BatchFailed, Cancelled, Finished, WorkerLost
 from sloop.policies.drop import Never
 from sloop.units import ms
@@ -21,6 +23,7 @@ def split(count: int = 1, batch_max: int = 4, **options: object) -> Scene:
     stage.is_divided = True
     for belief in stage.beliefs.values():
         belief.batch_max = batch_max  # type: ignore[misc]  # of this test
+    stage.refresh()
     return scene
 
 
@@ -148,6 +151,25 @@ def test_a_stage_behind_others_gets_all_rows_when_the_last_piece_is_done() -> No
     assert (third.stage, third.pieces, third.size) == ("b", (Piece(0, 4, 6),), 32)
     (last,) = orders(finish(scene, 40, third))
     assert ends(finish(scene, 60, last)) == {0: Outcome.SERVED}
+
+
+@pytest.mark.parametrize(("told", "expected"), [((1, 8), (3, 8)), ((0, 8), (1, 24))])
+def test_what_parts_pass_on_adds_up_where_they_join(told: tuple[int, int], expected: tuple[int, int]) -> None:
+    """As rows or, if the model behind may mix them, as the size of one row; a part that goes elsewhere passes on
+    nothing."""
+    application = graph(
+        find={}, read={"after": ("find",), "each": Each("find", mean=4.0)}, tell={"after": ("read",), "join": True}
+    )
+    scene = Scene(one_each(application), application=application, drop=Never())
+    scene.warm_up()
+    (find,) = orders(scene.act(0, request(0)))
+    read = orders(scene.act(14, Finished(find.batch, find.replica, ms(1), ((4,),))))
+    while read[-1].stage != "tell":
+        order, count = read[-1], len(read[-1].requests)
+        taken = tuple([(int(part != 2),) for part in order.parts])
+        finished = Finished(order.batch, order.replica, ms(1), taken, sizes=((told,),) * count)
+        read += orders(scene.act(30 * len(read), finished))
+    assert (read[-1].rows, read[-1].size) == expected
 
 
 @given(

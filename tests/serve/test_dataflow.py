@@ -63,9 +63,11 @@ def test_a_stage_passes_on_what_rows_and_their_size_follow_from() -> None:
         GraphStage("read", after=("find",), each=Each("find", "pictures")),
         GraphStage("rank", after=("find",)),
         GraphStage("sum", after=("rank",)),
+        GraphStage("tell", after=("read",), join=True),
     ]
-    wiring = wire(Graph(steps), models)
+    wiring = wire(Graph(steps), models | {("tell", "v"): model("code", "words")}, whole=("tell",))
     assert wiring.of("find").passed == (Passed(opened=((0, (2,)),)), Passed(counting=1, from_client=True))
+    assert wiring.of("read").passed == (Passed(counting=0, is_whole=True, is_joined=True),)
     assert (wiring.of("rank").passed, wiring.of("sum").passed) == ((Passed(counting=0),), ())
 
 

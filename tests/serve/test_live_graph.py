@@ -11,12 +11,12 @@ import uvloop
 from sloop.actions import StartBatch
 from sloop.app.load import load_application
 from sloop.events import WorkerReady
-from sloop.serve.control.servables import servables_of
+from sloop.serve.control.servables import runs_alone, servables_of
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
-from sloop.systems.setup import Setup, set_up
+from sloop.systems.setup import Setup, set_up, with_lone_requests
 from sloop.tensor import Tensor
 from sloop.vocabulary import Outcome
 from tests.serve.test_live import TWO_CORES, Live, check_each_ended_once, live_driver
@@ -134,11 +134,12 @@ async def ask(live: Live, text: str) -> RequestResult:
 
 
 def test_requests_part_and_meet_again(tmp_path: Path) -> None:
-    setup = setup_in(tmp_path)
+    given = setup_in(tmp_path)
+    models: dict[tuple[str, str], Servable] = servables_of(given.application, tmp_path)
+    setup = with_lone_requests(given, runs_alone(models))
     chance = Random(3)
 
     async def main() -> None:
-        models: dict[tuple[str, str], Servable] = servables_of(setup.application, tmp_path)
         signatures = {key: model.signature for key, model in models.items()}
         async with live_driver(setup, models, wire(setup.application.graph, signatures)) as live:
             await live.until(WorkerReady, 5)

@@ -355,7 +355,7 @@ def test_pieces_of_a_request_run_beside_others_and_only_their_rows() -> None:
     assert [bytes(found.data) for [found] in tensors_in(done.blocks)] == [b"45", b"67"]
     assert done.passes == 1
     done = server.run(structs.replace(order, pieces=(Piece(0, 2, 4), None)))
-    assert (done.blocks[0], done.faults) == (None, {0: "it has 5 rows where 4 were expected"})
+    assert (done.blocks[0], done.faults) == (None, {0: "an input has the shape [5], where 4 rows are to be divided"})
     server.end()
     assert server.error is None
 
@@ -444,11 +444,14 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     server.until_ready()
     assert server.run(texts(2, rows=3)).sizes == (() if is_batchable else (((3, 0),),))
     server.end()
-    whole = (Passed(1, is_whole=True), Passed(0, ((0, (1,)),), is_whole=True))
+    whole = (
+        *(Passed(1, is_whole=True), Passed(0, ((0, (1,)),), is_whole=True), Passed(1, is_joined=True)),
+        Passed(0, ((0, (1,)),), is_whole=True, is_joined=True),
+    )
     wiring = replace(alone("only", TEXT), passed=whole)
     server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
     server.until_ready()
-    assert server.run(texts(2, rows=3)).sizes == (((1, 3), (1, 6)),)
+    assert server.run(texts(2, rows=3)).sizes == (((1, 3), (1, 6), (3, 0), (0, 6)),)
     server.end()
 
 

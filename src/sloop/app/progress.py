@@ -38,16 +38,24 @@ class RequestProgress:
         """Why the request must fail, once a visit has sent more items along an edge than the edge allows."""
         self.visited: dict[str, int] = {}
         """How often each stage was entered."""
-        self.sizes: dict[str, tuple[int, int]] | None = None
-        """By stage, the rows and the size that earlier ones have told of its visits (`expect`)."""
+        self.sizes: dict[str, dict[str, tuple[int, int]]] | None = None
+        """By stage, and by each earlier one that has told of it: the rows and the size of its visits (`expect`)."""
 
-    def expect(self, stage: str, rows: int, size: int) -> None:
-        """An earlier stage passes on so many rows of this size to a stage; of several, the most count. 0 rows: as many
-        as before."""
+    def expect(self, edge: Edge, rows: int, size: int) -> None:
+        """A visit passes on so many rows of this size along an edge; 0 for as many as before. Where parts join, the
+        rows of all add up, and with 0 rows their sizes."""
         if self.sizes is None:
             self.sizes = {}
-        known_rows, known_size = self.sizes.get(stage, (0, 0))
-        self.sizes[stage] = max(rows, known_rows), max(size, known_size)
+        told = self.sizes.setdefault(edge.target, {})
+        if edge.kind == "join" and edge.source in told:
+            known_rows, known_size = told[edge.source]
+            rows, size = known_rows + rows, max(size, known_size) if rows else size + known_size
+        told[edge.source] = rows, size
+
+    def expected(self, stage: str) -> tuple[int, int]:
+        """The most rows, and the largest size, that an earlier stage has told of this one; 0 if none has."""
+        told = self.sizes.get(stage, {}).values() if self.sizes is not None else ()
+        return max((rows for rows, _ in told), default=0), max((size for _, size in told), default=0)
 
     def begin(self) -> Entered:
         """The first visits: at the entry stages that the request names, or at all entry stages."""

@@ -13,7 +13,7 @@ from failed and lost batches.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final
 
 from msgspec import structs
@@ -568,11 +568,14 @@ class DataPath:
     def _note_sizes(self, stage: StageState, event: Finished, batch: RunningBatch) -> None:
         """Remember the rows and sizes of what a batch passes on, until the next stages are entered."""
         edges = self._state.graph.edges[stage.name]
-        for visit, sizes in zip(batch.visits, event.sizes, strict=True):
+        all_counts = event.edge_counts or repeat(())
+        for visit, sizes, counts in zip(batch.visits, event.sizes, all_counts, strict=bool(event.edge_counts)):
             progress = self._open_requests.get(visit.request.id) if self._open_requests is not None else None
             if progress is not None:
-                for edge, (rows, size) in zip(edges, sizes, strict=bool(sizes)):
-                    progress.expect(edge.target, 0 if visit.of else rows, size)
+                taken = counts or repeat(1)
+                for edge, (rows, size), count in zip(edges, sizes, taken, strict=False):
+                    if count:
+                        progress.expect(edge, 0 if visit.of else rows, size)
 
     def _pass_on(
         self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
@@ -612,7 +615,7 @@ class DataPath:
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            own, own_size = progress.sizes.get(name, (0, size)) if progress.sizes else (0, size)
+            own, own_size = progress.expected(name) if progress.sizes is not None else (0, size)
             own = own or (1 if stage.runs_for_parts else rows)
             visit = Visit(request, name, now_ns, patient_ns, 0, part, 0, own, own_size)
             if own_size or own != 1:

@@ -76,6 +76,8 @@ class Passed:
     """Whether the next stage also reads tensors of the client with open dimensions."""
     is_whole: bool = False
     """Whether the model of the next stage may mix rows: then all of them together are one row of a larger size."""
+    is_joined: bool = False
+    """Whether the next stage gets the outputs of all parts together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +262,11 @@ def _passed(name: str, target: Signature, sources: Sequence[Sources], *, is_whol
     pairs = list(zip(target.inputs, sources, strict=False))  # behind them come optional ones, which clients give
     own = [(port, source) for port, each in pairs for source in each if source.stage == name]
     return Passed(
-        next((source.position for port, source in own if port.counts_rows and source.kind in ("whole", "part")), None),
+        next((source.position for port, source in own if port.counts_rows and source.kind != "row"), None),
         tuple(dict.fromkeys((source.position, port.open_places) for port, source in own if port.open_places)),
         any(port.open_places and source.stage == APPLICATION for port, each in pairs for source in each),
         is_whole,
+        any(source.kind == "joined" for _, source in own),
     )
 
 

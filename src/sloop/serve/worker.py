@@ -382,7 +382,8 @@ class ModelWorker:
         self._opened_places = dict(open_places_of(ports))
         passed = setup.wiring.passed
         is_open = any(each.opened or each.from_client for each in passed)
-        may_differ = any(each.counting is not None and (each.is_whole or not setup.is_batchable) for each in passed)
+        counted = [each for each in passed if each.counting is not None]
+        may_differ = any(each.is_whole or each.is_joined or not setup.is_batchable for each in counted)
         self._edges = passed if is_open or may_differ else ()
         elements = setup.padding.elements(ports) if setup.padding is not None else []
         self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
@@ -748,8 +749,8 @@ class ModelWorker:
             if self._setup.wiring.optional and {each.datatype for each in tensors[count:]} == {MISSING.datatype}:
                 del tensors[count:]
             if order.pieces and (piece := order.pieces[place]) is not None:
-                if piece.of != self._rows(tensors):
-                    faults[place] = f"it has {self._rows(tensors)} rows where {piece.of} were expected"
+                if wrong := [each.shape for each in tensors[:count] if each.shape[:1] != (piece.of,)]:
+                    faults[place] = f"an input has the shape {list(wrong[0])}, where {piece.of} rows are to be divided"
                     continue
                 tensors = [*rows_of(tensors[:count], piece.first, piece.rows), *tensors[count:]]
             visits.append(tensors)
@@ -820,11 +821,13 @@ def _chosen(tensors: list[Tensor], places: tuple[int, ...]) -> list[Tensor]:
 
 
 def size_passed(passed: Passed, tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """The rows that these outputs of a visit pass on along an edge, 0 for as many as the visit has, and their size."""
+    """The rows that these outputs of a visit pass on along an edge, and their size, as in `sloop.events.Finished`."""
     lengths = [tuple([tensors[output].shape[at] for at in places]) for output, places in passed.opened]
     rows = tensors[passed.counting].shape[0] if passed.counting is not None else 0
     size = size_and_shape(lengths)[0] if lengths else 0
-    return (1, rows * (size or 1)) if rows and passed.is_whole else (rows, size)
+    if not rows or not passed.is_whole:
+        return rows, size
+    return 0 if passed.is_joined else 1, rows * (size or 1)
 
 
 def edge_counts(

@@ -74,7 +74,7 @@ FIRST_KEY: Final = -(1 << 63)
 FETCHING: Final = "fetching"
 """The step of a start that waits for its weights."""
 
-NO_SIZES: Final[Mapping[str, tuple[int, int]]] = {}
+NO_SIZES: Final[Mapping[tuple[str, str], tuple[int, int]]] = {}
 
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
@@ -202,8 +202,8 @@ class CheckedRequest:
         """None in an application of one stage."""
         self.is_done = False
         """Whether it has finished all stages of its route."""
-        self.sizes: Mapping[str, tuple[int, int]] = NO_SIZES
-        """By stage, the rows and the size that earlier ones have told of what they pass on."""
+        self.sizes: Mapping[tuple[str, str], tuple[int, int]] = NO_SIZES
+        """By stage and later stage, the rows and the size that the one has told of what it passes on to the other."""
         self.tries: FailedTries | None = None
         """None as long as none of its batches failed or was lost."""
         self.patient_ns = version.patient_ns(request) if version.is_waking else 0
@@ -662,8 +662,9 @@ class CheckerState:
         """It enters stages with so many rows of this size, unless others are known; a part has one row."""
         deadline_ns, scopes = max(walk.deadline_ns(), entry.patient_ns), entry.version.declared.scopes
         for stage, part in entered:
-            own_rows, own_size = entry.sizes.get(stage, (0, size))
-            own_rows = own_rows or (1 if scopes[stage] else rows)
+            told = [works for (_, target), works in entry.sizes.items() if target == stage]
+            own_size = max((each for _, each in told), default=0 if entry.sizes else size)
+            own_rows = max((each for each, _ in told), default=0) or (1 if scopes[stage] else rows)
             visit = Visit(entry.request, stage, now_ns, deadline_ns, 0, part, 0, own_rows, own_size)
             self.is_mixed = self.is_mixed or own_size > 0 or own_rows != 1
             self._queue(entry, (stage, part), visit)
@@ -684,11 +685,17 @@ class CheckerState:
 
 def _note_sizes(visits: Sequence[tuple[CheckedRequest, Visit]], event: Finished) -> None:
     """A batch says how many rows it passes on, and how large they are. Of pieces, there are as many as before."""
-    for (entry, visit), works in zip(visits, event.sizes, strict=False):
-        for stage, (own_rows, size) in zip(entry.version.declared.targets[visit.stage], works, strict=bool(works)):
-            rows = 0 if visit.of else own_rows
-            known_rows, known_size = entry.sizes.get(stage, (0, 0))
-            entry.sizes = {**entry.sizes, stage: (max(rows, known_rows), max(size, known_size))}
+    for (entry, visit), works, counts in zip(visits, event.sizes, event.edge_counts or repeat(()), strict=False):
+        declared = entry.version.declared
+        joins = declared.joins.get(declared.scopes[visit.stage], ())
+        for stage, (rows, size), count in zip(declared.targets[visit.stage], works, counts or repeat(1), strict=False):
+            edge = visit.stage, stage
+            if count and stage in joins:
+                known_rows, known_size = entry.sizes.get(edge, (0, 0))
+                made = known_rows + rows, max(known_size, size) if rows else known_size + size
+                entry.sizes = {**entry.sizes, edge: made}
+            elif count:
+                entry.sizes = {**entry.sizes, edge: (0 if visit.of else rows, size)}
 
 
 def _unchecked(record: Record) -> None:
