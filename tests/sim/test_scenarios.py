@@ -250,7 +250,7 @@ def test_a_recorded_run_has_no_range(tmp_path: Path) -> None:
     fast, slow = factors
     assert [factor < 1 for factor in fast.values()] == [True]
     assert slow == {key: pytest.approx(1 / factor) for key, factor in fast.items()}
-    recorded = RecordedRun({("only", "only", "custom"): {(1, 1.0): [10 * MS] * 20}})
+    recorded = RecordedRun({0: {("only", "only", "custom"): {(1, 1.0): [10 * MS] * 20}}})
     assert speed_factors(replace(world, recorded=recorded)) is None
 
 

@@ -1,16 +1,23 @@
 """Requests of several rows, and of rows of several sizes: what a batch of them takes, and what checkers say of it."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from sloop.actions import Action, End, Piece, StartBatch
+from sloop.app.scenario import Truth
 from sloop.errors import InputError
 from sloop.events import Finished
+from sloop.runlog import FileLog
 from sloop.sim import Violation, World, simulate
+from sloop.sim.world import recorded_in
+from sloop.systems.replay import header_of
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
 from sloop.workload import Work, trace_of
@@ -281,6 +288,41 @@ def test_clients_that_batch_themselves_are_served_as_single_rows(system: str) ->
         for rows in (1, 16)
     )
     assert attainment(batched) >= attainment(single) - 0.01
+
+
+def test_a_recorded_run_of_mixed_lengths_is_played_again_size_by_size(tmp_path: Path) -> None:
+    """Its batches of one class take what those of this class took, although the profile knows only typical rows."""
+    made = world(
+        stage={"profile": TYPICAL, "sizes": [16, 512]},
+        truth={"service": {"ratio": 1.0, "cv": 0.05}, "sizes": {"only": SIZES}},
+        trace={"kind": "poisson", "rate": 30, "sizes": [16, 512]},
+        system={"name": "early-drop"},
+        slo_ms=200,
+        duration_s=30,
+        cores=1,
+    )
+    log = tmp_path / "run.jsonl"
+    with FileLog(log, header_of(made.setup(), origin="sim", seed=1)) as sink:
+        simulate(made, [sink])
+    recorded = recorded_in(log, made.deployment)
+    assert set(recorded.durations_ns) == {0, 16, 512}
+    again = dataclasses.replace(made, truth=Truth(), recorded=recorded)
+    took = {id(run): durations(run) for run in (made, again)}
+    for size, rows in ((16, 1), (512, 1)):
+        assert fmean(took[id(again)][size, rows]) == pytest.approx(fmean(took[id(made)][size, rows]), rel=0.02)
+    assert attainment(again) == pytest.approx(attainment(made), abs=0.02)
+
+
+def durations(made: World) -> dict[tuple[int, int], list[int]]:
+    """Of each batch, by class and rows."""
+    begun, found = dict[int, StartBatch](), dict[tuple[int, int], list[int]]()
+    for _, record in records_of(made, check_first=0):
+        if isinstance(record, StartBatch):
+            begun[record.batch] = record
+        elif isinstance(record, Finished):
+            order = begun[record.batch]
+            found.setdefault((order.size, order.rows), []).append(record.service_ns)
+    return found
 
 
 def test_true_sizes_are_of_first_stages_and_at_least_two() -> None:

@@ -134,7 +134,7 @@ class Cluster:
             if piece is not None:
                 works[place] = piece.rows, works[place][1]
         elements = sum(rows * size for rows, size in works) if pads else 0
-        return RowsOfBatch(order.rows, max(size for _, size in works), elements)
+        return RowsOfBatch(order.rows, max(size for _, size in works), elements, order.size)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""

@@ -48,6 +48,8 @@ class RowsOfBatch(Struct, frozen=True, gc=False):
     not known."""
     elements: int = 0
     """The sum of their sizes, where rows are padded; elsewhere 0."""
+    bound: int = 0
+    """The class of their size, named by its upper bound; 0 as for `size`."""
 
 
 ONE_ROW: Final = 1, 0
@@ -161,12 +163,15 @@ class SimulatedReplica:
 
     def service_ns(self, work: RowsOfBatch) -> int:
         """How long a batch of these rows takes while the replica is busy."""
-        speed, passes, factor = self.speed, self.passes_of(work.rows), self.truths.service.size_factor
-        key, size, slot = (self.spec.stage, self.spec.variant), work.size, self.slot
+        speed, service, passes = self.speed, self.truths.service, self.passes_of(work.rows)
+        key, total_ns = (self.spec.stage, self.spec.variant, self.slot), 0.0
         self.size = passes[0]
-        return round(
-            sum(speed.means_ns[rows] * next(speed.noises[rows]) * factor(*key, slot, size, rows) for rows in passes)
-        )
+        for rows in passes:
+            own_ns = service.recorded_ns(*key, work.bound, rows)
+            if own_ns is None:
+                own_ns = speed.means_ns[rows] * next(speed.noises[rows]) * service.size_factor(*key, work.size, rows)
+            total_ns += own_ns
+        return round(total_ns)
 
     def update_speed(self) -> None:
         """Its slot has changed, or it serves with its shadow, or not any more."""

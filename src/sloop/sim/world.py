@@ -49,7 +49,7 @@ from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems import build_system
 from sloop.systems.registry import POLICIES
-from sloop.systems.replay import require_all, with_beginning
+from sloop.systems.replay import classes_in, require_all, with_beginning
 from sloop.systems.setup import (
     ApplicationSetup,
     Setup,
@@ -466,7 +466,8 @@ def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
             where=str(log),
             help="give the log of a run of these stages and variants",
         )
-    return recorded_run(with_beginning(recorded), tuple(deployment.by_name), recorded.header.cluster)
+    names, nodes = tuple(deployment.by_name), recorded.header.cluster
+    return recorded_run(with_beginning(recorded), names, nodes, classes_in(recorded))
 
 
 def faults_of(truth: Truth) -> FaultRates:

@@ -197,7 +197,7 @@ def refined_profiles(
     if header.origin != "live":
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
     require_all(log, "a profile")
-    folds = {size: BatchFold(header.cluster, only_busy=True, size=size) for size in _classes_in(log)}
+    folds = {size: BatchFold(header.cluster, only_busy=True, size=size) for size in classes_in(log)}
     for now_ns, record in with_beginning(log):
         for fold in folds.values():
             fold.append(now_ns, record)
@@ -246,7 +246,7 @@ def refined_profiles(
     return refinements
 
 
-def _classes_in(log: RecordedLog) -> list[int]:
+def classes_in(log: RecordedLog) -> list[int]:
     """The classes of sizes of the batches of a log, ascending; 0 is that of rows of one size."""
     return sorted({0, *(record.size for _, record in log if isinstance(record, StartBatch))})
 

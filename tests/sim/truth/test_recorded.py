@@ -19,7 +19,7 @@ PROFILE = Profile(latency_ms=Quadratic(0, 10, 5), max_batch=2, max_cores=2)
 
 
 def durations_of(records: Iterable[tuple[int, Record]]) -> Durations:
-    return recorded_run(records).durations_ns
+    return recorded_run(records).durations_ns[0]
 
 
 def log_of(took_ms: Sequence[float], *, batch: int = 1, cores: float = 1.0) -> list[tuple[int, Record]]:
@@ -70,7 +70,7 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
     )
     took_ms = [8.0, 8.0, 12.0, 12.0] * BATCHES_MIN
     runs = durations_of(log_of(took_ms))
-    speed = ServiceSampler(1, {A: measured}, recorded=runs).speed("only", "a", Slot(1.0, "slow"))
+    speed = ServiceSampler(1, {A: measured}, recorded={0: runs}).speed("only", "a", Slot(1.0, "slow"))
     assert speed.means_ns == pytest.approx([0.0, 10e6, 25e6])
     assert [next(speed.noises[1]) * speed.means_ns[1] for _ in range(6)] == pytest.approx(
         [8e6, 8e6, 12e6, 12e6, 8e6, 8e6]
@@ -80,7 +80,7 @@ def test_what_was_recorded_comes_back_in_its_order_and_the_rest_is_as_measured()
 
 def test_between_recorded_cells_a_profile_of_promises_follows_them() -> None:
     runs = {A: {(1, 1.0): [ms(40)] * BATCHES_MIN, (1, 2.0): [ms(20)] * BATCHES_MIN}}
-    speed = ServiceSampler(1, {A: PROFILE}, recorded=runs).speed("only", "a", Slot(4 / 3, "slow"))
+    speed = ServiceSampler(1, {A: PROFILE}, recorded={0: runs}).speed("only", "a", Slot(4 / 3, "slow"))
     assert speed.means_ns[1] == pytest.approx(30e6)
 
 

@@ -187,7 +187,7 @@ def test_measured_fractions_of_cores_have_the_server_s_quota() -> None:
     assert quota_of(MEASURED, Slot(0.05, "slow")) == (0.05, 20.0), "the kernel's least quota is 1 ms"
     assert quota_of(MEASURED, Slot(2.0, "slow")) is None
     assert quota_of(MEASURED, Slot(0.5, "slow", "T4")) is None
-    assert quota_of(MEASURED, Slot(0.5, "slow"), recorded={A: {(1, 0.5): [ms(20)] * 20}}) is None
+    assert quota_of(MEASURED, Slot(0.5, "slow"), recorded={0: {A: {(1, 0.5): [ms(20)] * 20}}}) is None
     assert quota_of(MEASURED, Slot(0.5, "slow"), cv=0.1) is None
     assert quota_of(PROFILE, Slot(0.5, "slow")) is None
 

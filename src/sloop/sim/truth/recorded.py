@@ -26,7 +26,8 @@ from sloop.vocabulary import BatchId, Node, Request
 class RecordedRun(Struct, frozen=True):
     """The truth of a recorded run, to be repeated in a simulation. Empty fields leave the scenario's truth in place."""
 
-    durations_ns: Durations = {}  # msgspec copies the empty dict for each instance
+    durations_ns: dict[int, Durations] = {}  # msgspec copies the empty dict for each instance
+    """By class of sizes; 0 is that of rows of one size."""
     branches: RecordedBranches = {}
     delays: dict[str, tuple[Delay, ...]] = {}
     """By application, delays per request, in order of sending."""
@@ -36,17 +37,21 @@ NOT_RECORDED: Final = RecordedRun()
 
 
 def recorded_run(
-    records: Iterable[tuple[int, Record]], names: Sequence[str] = ("",), nodes: Iterable[Node] = ()
+    records: Iterable[tuple[int, Record]],
+    names: Sequence[str] = ("",),
+    nodes: Sequence[Node] = (),
+    sizes: Iterable[int] = (),
 ) -> RecordedRun:
     """Read the truth from a log, in one pass. `names` are the applications of its deployment; if there is only one, its
-    requests need not name it. `nodes` are those of its header."""
-    batches = BatchFold(nodes)
+    requests need not name it. `nodes` are those of its header, `sizes` the classes of sizes of its batches."""
+    folds = {size: BatchFold(nodes, size=size) for size in {0, *sizes}}
     branches: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
     requests: dict[str, list[tuple[int, Delay]]] = defaultdict(list)
     ids: dict[str, list[int]] = defaultdict(list)
     started: dict[BatchId, StartBatch] = {}
     for now_ns, record in records:
-        batches.append(now_ns, record)
+        for fold in folds.values():
+            fold.append(now_ns, record)
         if isinstance(record, Request):
             delay = record.arrived_ns - record.sent_ns, now_ns - record.sent_ns
             requests[record.application or names[0]].append((record.sent_ns, delay))
@@ -62,4 +67,4 @@ def recorded_run(
         for stage, taken in branches.items():
             branches[stage] = {(numbers.get(id, id), part): counts for (id, part), counts in taken.items()}
     delays = {name: tuple(delay for _, delay in sorted(own)) for name, own in requests.items()}
-    return RecordedRun(batches.durations(), dict(branches), delays)
+    return RecordedRun({size: fold.durations() for size, fold in folds.items()}, dict(branches), delays)

@@ -3,7 +3,8 @@
 The durations of a variant come from the first of these sources that exists:
 
 1. A recorded run (`sloop simulate --recorded`). The durations of each cell, one batch size on one core count of a kind
-   of hardware, are replayed in order: a machine is slow for seconds at a time, which independent draws would not show.
+   of hardware, of one class of sizes, are replayed in order: a machine is slow for seconds at a time, which independent
+   draws would not show.
 2. The runs that the profile was measured from (`Sample.likely_ms`), unless the scenario declares `truth.service`. Each
    batch draws one of its cell's durations, all equally likely; between cells they are interpolated as the profile's
    table is.
@@ -43,6 +44,7 @@ from math import ceil, log
 from operator import neg, sub
 from random import Random
 from statistics import NormalDist, fmean
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from msgspec import Struct, structs
@@ -97,11 +99,20 @@ class ServiceSampler:
         cv: float | None = None,
         ratio: float | None = None,
         errors: Mapping[VariantKey, float] | None = None,
-        recorded: Durations | None = None,
+        recorded: Mapping[int, Durations] = MappingProxyType({}),
         quota_ms: float | None = None,
     ) -> None:
-        """`quota_ms` is the period of CPU quotas; None for the server's, with measured profiles only; 0 for none."""
-        self._recorded = recorded or {}
+        """`quota_ms` is the period of CPU quotas; None for the server's, with measured profiles only; 0 for none.
+        `recorded` are durations of batches by the class of their sizes; 0 is that of rows of one size."""
+        self._recorded = recorded.get(0, {})
+        self._sized = {
+            (key, size, *cell): cycle(runs_ns)
+            for size, durations in recorded.items()
+            if size
+            for key, cells in durations.items()
+            for cell, runs_ns in cells.items()
+        }
+        """By variant, class of sizes, rows and cores, the recorded durations of batches, endlessly."""
         self._profiles = {key: with_recorded(profile, self._recorded.get(key, {})) for key, profile in profiles.items()}
         self._ratio = RATIO if ratio is None else ratio
         self._errors = errors or {}
@@ -163,6 +174,12 @@ class ServiceSampler:
                     known.noises[size] = cycle([duration_ns / mean_ns for duration_ns in durations_ns])
             self._speeds[stage, variant, slot] = known
         return known
+
+    def recorded_ns(self, stage: str, variant: str, slot: Slot, size: int, rows: int) -> float | None:
+        """The next recorded duration of a batch of so many rows of a class of sizes; None if there are none."""
+        key = stage, variant, slot.hardware
+        runs_ns = self._sized.get((key, size, rows, self._profiles[key].cores_on(slot))) if self._sized else None
+        return None if runs_ns is None else next(runs_ns)
 
     def size_factor(self, stage: str, variant: str, slot: Slot, size: int, rows: int) -> float:
         """How many times as long a pass of so many rows of this size takes as one of typical rows; 1 for size 0, and if
