@@ -39,23 +39,23 @@ class RequestProgress:
         self.visited: dict[str, int] = {}
         """How often each stage was entered."""
         self.sizes: dict[str, dict[str, tuple[int, int]]] | None = None
-        """By stage, and by each earlier one that has told of it: the rows and the size of its visits (`expect`)."""
+        """By stage, and by each earlier one that has reported it: the rows and the size of its visits (`expect`)."""
 
     def expect(self, edge: Edge, rows: int, size: int) -> None:
         """A visit passes on so many rows of this size along an edge; 0 for as many as before. Where parts join, the
         rows of all add up, and with 0 rows their sizes."""
         if self.sizes is None:
             self.sizes = {}
-        told = self.sizes.setdefault(edge.target, {})
-        if edge.kind == "join" and edge.source in told:
-            known_rows, known_size = told[edge.source]
+        known = self.sizes.setdefault(edge.target, {})
+        if edge.kind == "join" and edge.source in known:
+            known_rows, known_size = known[edge.source]
             rows, size = known_rows + rows, max(size, known_size) if rows else size + known_size
-        told[edge.source] = rows, size
+        known[edge.source] = rows, size
 
     def expected(self, stage: str) -> tuple[int, int]:
-        """The most rows, and the largest size, that an earlier stage has told of this one; 0 if none has."""
-        told = self.sizes.get(stage, {}).values() if self.sizes is not None else ()
-        return max((rows for rows, _ in told), default=0), max((size for _, size in told), default=0)
+        """The most rows, and the largest size, that an earlier stage has reported of this one; 0 if none has."""
+        known = self.sizes.get(stage, {}).values() if self.sizes is not None else ()
+        return max((rows for rows, _ in known), default=0), max((size for _, size in known), default=0)
 
     def begin(self) -> Entered:
         """The first visits: at the entry stages that the request names, or at all entry stages."""

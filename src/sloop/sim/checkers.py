@@ -662,9 +662,9 @@ class CheckerState:
         """It enters stages with so many rows of this size, unless others are known; a part has one row."""
         deadline_ns, scopes = max(walk.deadline_ns(), entry.patient_ns), entry.version.declared.scopes
         for stage, part in entered:
-            told = [works for (_, target), works in entry.sizes.items() if target == stage]
-            own_size = max((each for _, each in told), default=0 if entry.sizes else size)
-            own_rows = max((each for each, _ in told), default=0) or (1 if scopes[stage] else rows)
+            reported = [works for (_, target), works in entry.sizes.items() if target == stage]
+            own_size = max((each for _, each in reported), default=0 if entry.sizes else size)
+            own_rows = max((each for each, _ in reported), default=0) or (1 if scopes[stage] else rows)
             visit = Visit(entry.request, stage, now_ns, deadline_ns, 0, part, 0, own_rows, own_size)
             self.is_mixed = self.is_mixed or own_size > 0 or own_rows != 1
             self._queue(entry, (stage, part), visit)
