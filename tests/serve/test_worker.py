@@ -71,7 +71,6 @@ class Server:
         *,
         wiring: StageWiring | None = None,
         is_batchable: bool = True,
-        batch_max: int = 0,
         verify_first: int = 0,
         operators: tuple[str, ...] = (),
         padding: Padding | None = None,
@@ -94,7 +93,6 @@ class Server:
         setup = StageSetup(
             *(wiring or alone("only", signature), signature, is_batchable, model),
             holders={0: os.getpid()},
-            batch_max=batch_max,
             verify_first=verify_first,
             operators=operators,
             padding=padding,
@@ -338,15 +336,6 @@ def test_pieces_whose_outputs_differ_in_more_than_rows_do_not_join() -> None:
         read_whole(blocks, lambda block: BlockReader({}).tensors(block))
 
 
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
-def test_no_pass_has_more_rows_than_it_may(rows: list[int]) -> None:
-    visits = [[Tensor("UINT8", (count, 1), bytes(count))] for count in rows]
-    passes = group(visits, batchable=True, rows_max=6)
-    assert sorted(index for members in passes for index in members) == list(range(len(rows)))
-    assert all(sum(rows[index] for index in members) <= 6 for members in passes)
-    assert len(passes) <= max(1, sum(rows) // 3), "no two of one after another would fit together"
-
-
 def test_pieces_of_a_request_run_beside_others_and_only_their_rows() -> None:
     server = Server("fake:sleep:0:0")
     server.until_ready()
@@ -455,14 +444,6 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     server.end()
 
 
-def test_a_request_that_runs_alone_is_not_divided() -> None:
-    server = Server("fake:sleep:0:0", is_batchable=False, batch_max=2)
-    server.until_ready()
-    ((echoed,),) = tensors_in(server.run(run_of([[Tensor("UINT8", (5,), b"12345")]])).blocks)
-    assert bytes(echoed.data) == b"12345"
-    server.end()
-
-
 @pytest.fixture
 def two_outputs(tmp_path: Path) -> Path:
     """`small`, and `big` of another branch, with a row of 1,000 each."""
@@ -487,7 +468,7 @@ TWO_OUTPUTS = Signature(
 
 def test_each_visit_gets_the_outputs_that_it_needs(two_outputs: Path) -> None:
     """Also when visits that need others share a pass."""
-    server = Server(str(two_outputs), TWO_OUTPUTS, batch_max=4)
+    server = Server(str(two_outputs), TWO_OUTPUTS)
     server.until_ready()
     x = [values(np.full((rows, 2), rows, np.float32)) for rows in (1, 2, 9)]
     whole = run_of([[each] for each in x])
@@ -560,7 +541,7 @@ def test_requests_that_give_optional_inputs_run_alone_and_the_others_together(sc
     assert [port.name for port in signature.inputs] == ["x"]
     assert [(port.name, port.has_rows) for port in signature.optional] == [("scale", False), ("shift", False)]
     wiring = wire(graph_of({"only": ()}), {("only", "v"): signature}).of("only")
-    server = Server(str(scaled), signature, wiring=wiring, batch_max=4)
+    server = Server(str(scaled), signature, wiring=wiring)
     server.until_ready()
     visits = [
         ([1, 1], None, None),

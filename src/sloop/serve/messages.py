@@ -117,8 +117,6 @@ class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     """The blocks with which it begins as a part of a pipeline; None for all."""
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
-    batch_max: int = 0
-    """The most rows of a forward pass that several requests share; 0: no bound."""
     digest: str = ""
     """The digest to compare each time that the model is opened, if it is a user's own file, which may change."""
     batches: tuple[int, ...] = (1,)

@@ -114,13 +114,12 @@ def group(
     visits: Sequence[Sequence[Tensor]],
     *,
     batchable: bool,
-    rows_max: int = 0,
     inputs: int | None = None,
     opened: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> list[list[int]]:
-    """The visits of each forward pass, by their positions. Visits whose rows have the same types and shapes share
-    passes of at most `rows_max` rows; 0 stands for no bound. `opened` has, by input, the dimensions in which they may
-    differ, because they are padded.
+    """The visits of each forward pass, by their positions: one pass for all whose rows have the same types and shapes.
+    `opened` has, by input, the dimensions in which they may differ, because they are padded. A batch has one size; only
+    at a stage behind others may it have several shapes.
 
     Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
     `batchable`, each visit has a pass of its own, and so has one with more tensors than the model has `inputs`: it
@@ -138,19 +137,7 @@ def group(
         if inputs is not None and len(tensors) > inputs:
             kind = index
         by_kind.setdefault(kind, []).append(index)
-    if not rows_max:
-        return list(by_kind.values())
-    passes: list[list[int]] = []
-    for members in by_kind.values():
-        left = 0
-        for index in members:
-            rows = visits[index][0].shape[0]
-            if rows > left:
-                passes.append([])
-                left = rows_max
-            passes[-1].append(index)
-            left -= rows
-    return passes
+    return list(by_kind.values())
 
 
 def _closed(tensor: Tensor, opened: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -619,7 +606,6 @@ class ModelWorker:
         passes = group(
             visits,
             batchable=setup.is_batchable,
-            rows_max=setup.batch_max,
             inputs=len(setup.signature.inputs),
             opened=self._opened_places if elements else {},
         )

@@ -484,7 +484,6 @@ class LiveNode(KnownStages):
             blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
             layers=section.part.span if section is not None else None,
             device=worker.device,
-            batch_max=servable.batch_max.get(spec.slot.hardware, 0),
             operators=servable.operators,
             digest=servable.checked,
             batches=servable.batches_on(spec.slot.hardware),
