@@ -138,22 +138,72 @@ def test_the_estimate_of_all_is_the_mean_over_the_rows(profile: Profile) -> None
 
 def test_the_mean_follows_the_sizes_that_come() -> None:
     whole = Estimate(SIZED)
-    teach(whole, by_elements, 500, (16,))
+    teach(whole, by_elements, 3_000, (16,))
     short = whole.costs_ns(ONE)[4]
-    teach(whole, by_elements, 10_000, (512,))
-    assert short == pytest.approx(ms(by_elements(4, 16)), rel=0.15)
-    assert whole.costs_ns(ONE)[4] == pytest.approx(ms(by_elements(4, 512)), rel=0.15)
+    teach(whole, by_elements, 6_000, (512,))
+    assert short == pytest.approx(ms(by_elements(4, 16)), rel=0.1)
+    assert whole.costs_ns(ONE)[4] == pytest.approx(whole.at(512).costs_ns(ONE)[4], rel=0.1)
+
+
+def test_a_machine_that_becomes_slower_is_noticed_in_all_classes() -> None:
+    whole = Estimate(AT_128)
+    seen, asked = (16, 64, 256), (16, 32, 64, 128, 256, 512)
+
+    def slower(rows: int, size: int) -> float:
+        return 3 * by_elements(rows, size)
+
+    teach(whole, by_elements, 3_000, seen)
+    for part in range(10):
+        teach(whole, slower, 300, seen, seed=part + 1)
+        most = max(whole.at(size).costs_ns(ONE)[rows] / ms(slower(rows, size)) for size in asked for rows in (1, 8))
+        assert most < 1.3, "what the mean has learnt is not in the correction too"
+    assert off_by(whole, slower, asked) < 0.15
+
+
+def test_a_class_is_as_far_from_the_profile_as_others_until_it_has_many_batches() -> None:
+    whole = Estimate(SIZED)
+    whole.at(512).observe(4, ONE, ms(by_elements(4, 512)))
+    for _ in range(40 * EVERY):
+        whole.at(64).observe(4, ONE, ms(1.4 * by_elements(4, 64)))
+    for _ in range(EVERY - 1):
+        whole.at(16).observe(4, ONE, ms(1.4 * by_elements(4, 16)))
+    assert whole.at(16).correction == pytest.approx(1.4, abs=0.01)
+    whole.at(16).observe(4, ONE, ms(1.4 * by_elements(4, 16)))
+    assert whole.at(16).correction == pytest.approx(1.4, abs=0.01), "and goes on from there"
+    assert whole.at(512).correction == pytest.approx(1.4, abs=0.01)
+
+
+def test_first_batches_far_from_the_profile_are_no_tail() -> None:
+    whole = Estimate(AT_128)
+    for number in range(3 * EVERY):
+        rows = 1 + number % 16
+        whole.at(64).observe(rows, ONE, ms(8 * by_elements(rows, 64)))
+    assert off_by(whole, lambda rows, size: 8 * by_elements(rows, size), (64,)) < 0.03
+
+
+def test_smaller_rows_cost_no_more_although_larger_ones_have_a_longer_tail() -> None:
+    whole, chance = Estimate(structs.replace(AT_128, latency_ms=Quadratic(0, 1, 50))), stream(2, "service")
+    for number in range(60 * EVERY):
+        rows = 1 + number % 16
+        whole.at(64).observe(rows, ONE, ms(50 + 0.1 * rows))
+        whole.at(512).observe(rows, ONE, ms((50 + 0.8 * rows) * chance.choice((1, 1, 2))))
+    small, seen, large = (whole.at(size).costs_ns(ONE) for size in (32, 64, 512))
+    assert large[1] > 1.3 * seen[1]
+    assert all(low <= high for low, high in zip(small, seen, strict=True))
 
 
 def test_costs_change_only_if_something_was_learnt() -> None:
     whole = Estimate(AT_128)
-    teach(whole, by_elements, 5_000)
-    changes, before = 0, whole.costs_ns(ONE)
-    for seed in range(1_000):
-        teach(whole, by_elements, 1, seed=seed + 1)
-        changes += whole.costs_ns(ONE) is not before
-        before = whole.costs_ns(ONE)
-    assert changes < 40
+
+    def go_on(count: int) -> None:
+        for number in range(count):
+            size, rows = SIZES[number % len(SIZES)], 1 + number // len(SIZES) % 16
+            whole.at(size).observe(rows, ONE, ms(by_elements(rows, size)))
+
+    go_on(10_240)
+    before = whole.costs_ns(ONE)
+    go_on(10_240)
+    assert whole.costs_ns(ONE) is before
 
 
 def test_models_of_one_size_do_not_notice() -> None:

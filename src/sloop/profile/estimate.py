@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
 LEARNT_MIN, LEARNT_MAX = 0.5, 3.0
-"""Bounds of the correction of a class of sizes that the profile does not know. What is corrected there are means of
-batches that ran, or an extrapolation."""
+"""Bounds of the correction of a class of sizes that the profile extrapolates; the upper one also where it knows no
+sizes, so that the mean of batches that ran is corrected."""
 EVERY = 64
 """Observations between two corrections, so that `observe` takes far less than a microsecond on average."""
 BLOCKS = 4
@@ -399,14 +399,22 @@ class Estimate:
 
     def reconsider_sizes(self) -> None:
         """Let policies see what batches of classes have taught, if costs changed enough."""
-        assert self._learning is not None
-        taught = {size: (each._average, each._prior_weight) for size, each in self._sizes.items()}
-        lessons = self._learning.lessons(taught)
+        lessons = self._lessons()
         before, after = (list(self._reference_ns(each)) for each in (self.size_lessons, lessons))
-        if len(before) != len(after) or any(
-            abs(new_ns - old_ns) > NOTICED * old_ns for old_ns, new_ns in zip(before, after, strict=True)
+        if len(before) == len(after) and all(
+            abs(new_ns - old_ns) <= NOTICED * old_ns for old_ns, new_ns in zip(before, after, strict=True)
         ):
-            self._adopt(lessons)
+            return
+        if not self.profile.knows_sizes:
+            for each in self.size_lessons.classes:
+                self._sizes[each.size].expect(lessons)
+            lessons = self._lessons()
+        self._adopt(lessons)
+
+    def _lessons(self) -> SizeLessons:
+        """What the batches of classes say now."""
+        assert self._learning is not None
+        return self._learning.lessons({size: (each._average, each._prior_weight) for size, each in self._sizes.items()})
 
     def _reference_ns(self, lessons: SizeLessons) -> Iterator[float]:
         """For each class and for their mean, durations of a batch of one and of a full batch by these lessons, on as
@@ -522,7 +530,9 @@ class SizeEstimate(Estimate):
         self.size = size
         """The largest size of the class."""
         self._batches = 0
-        if not self.profile.knows_sizes or self.profile.is_extrapolated(1, self.profile.max_cores, size):
+        if not self.profile.knows_sizes:
+            self._clip = 1.0, LEARNT_MAX
+        elif self.profile.is_extrapolated(1, self.profile.max_cores, size):
             self._clip = LEARNT_MIN, LEARNT_MAX
         self.follow(whole.size_lessons)
 
@@ -586,6 +596,16 @@ class SizeEstimate(Estimate):
         self._costs_ns.clear()
         if not self.profile.knows_sizes:
             self._base_ns.clear()
+
+    def expect(self, lessons: SizeLessons) -> None:
+        """Other durations will be expected, by these lessons, than the correction was learnt on: it takes back what
+        they have of it. It stays at least 1, because the slowest batches take longer than the mean."""
+        cores = self.profile.max_cores
+        longer = self.expected_ns(lessons, cores)[-1] / self._base(cores)[-1]
+        if self._prior_weight < 1.0:
+            self._average = min(LEARNT_MAX, max(1.0, self._average / longer))
+        self._block = [ratio / longer for ratio in self._block]
+        self._highest = [[ratio / longer for ratio in ratios] for ratios in self._highest]
 
     def _notice(self) -> None:
         """`observe` lets policies see all classes together."""

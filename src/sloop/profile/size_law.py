@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 FADE_BATCHES: Final = 64
 """After so many batches, earlier ones count less: those of a class in its own number, all of them in what is common."""
-KEPT: Final = 0.7
+KEPT: Final = 0.5
 """The weight that a batch keeps of its former one then."""
 SHARE_KEPT: Final = 0.97
 """The same for the shares of classes. They are noisy, and every change of them changes the mean that plans are made
