@@ -15,7 +15,7 @@ from sloop.core.rates import cost_of
 from sloop.events import WOKE, Cancelled, Event, Finished, WorkerLost
 from sloop.policies.admit import Bounded, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, Timeout
-from sloop.policies.drop import Never
+from sloop.policies.drop import Never, PredictiveDrop
 from sloop.policies.order import Fifo
 from sloop.sizes import GRID, SizeClasses
 from sloop.units import ms, s
@@ -167,6 +167,14 @@ def test_a_request_is_hopeless_by_the_time_of_all_its_rows() -> None:
     ]
     assert [(end.request, end.outcome) for end in ends] == [(0, Outcome.DROPPED)]
     assert "18.0 ms" in ends[0].why
+
+
+def test_a_full_batch_is_no_less_than_the_rows_of_a_request() -> None:
+    """Twenty rows take 50 ms in three passes, a full batch of eight 18 ms."""
+    scene = warm(batch_max=8, drop=PredictiveDrop(batch="full"))
+    assert started(arrive(scene, request(0, rows=20, slo_ms=45))) == []
+    assert outcomes(scene) == {0: Outcome.DROPPED}
+    assert started(arrive(scene, request(1, rows=20, slo_ms=55))) == [[1]]
 
 
 def test_admission_knows_how_many_rows_wait() -> None:

@@ -431,15 +431,16 @@ class DataPath:
         tried = self._tried(now_ns, stage, queue, rate) if is_idle and rate is not None else None
         removed, rows = list[int](), 0
         for index, visit in enumerate(visits):
-            least_ns = alone_ns
+            least_ns, most_ns = alone_ns, full_ns
             if visit.rows != 1 and rate is not None:
                 least_ns = rate.least_ns(stage.rows_left(visit)) + queue.remaining_ns
+                most_ns = max(full_ns, least_ns)
             if (open_requests is not None and visit.request.id not in open_requests) or (
                 visit.of and stage.has_ended(visit)
             ):
                 removed.append(index)
                 rows += visit.rows
-            elif visit is not tried and is_hopeless(now_ns, visit, least_ns, full_ns):
+            elif visit is not tried and is_hopeless(now_ns, visit, least_ns, most_ns):
                 removed.append(index)
                 rows += visit.rows
                 self._drop_visit(now_ns, visit, least_ns, why, out)
@@ -471,8 +472,10 @@ class DataPath:
             for each in queue.visits
             if (open_requests is None or each.request.id in open_requests) and not stage.has_ended(each)
         ]
+        leasts_ns = [rate.least_ns(stage.rows_left(visit)) + rest_ns for visit in left]
         if not left or not all(
-            is_hopeless(now_ns, visit, rate.least_ns(stage.rows_left(visit)) + rest_ns, full_ns) for visit in left
+            is_hopeless(now_ns, visit, least_ns, max(full_ns, least_ns))
+            for visit, least_ns in zip(left, leasts_ns, strict=True)
         ):
             return None
         return left[-1]
@@ -637,7 +640,7 @@ class DataPath:
             rows = -(-visit.rows // max(1, len(stage.pool.replicas))) if stage.is_divided else visit.rows
             alone_ns, full_ns = stage.pool.least_ns(size, rows)
             least_ns, full_ns = alone_ns + stage.queue.remaining_ns, full_ns + stage.queue.remaining_full_ns
-            if self._is_hopeless(now_ns, visit, least_ns, full_ns):
+            if self._is_hopeless(now_ns, visit, least_ns, max(full_ns, least_ns)):
                 stage.monitor.queue(now_ns, -visit.rows)
                 self._drop_visit(now_ns, visit, least_ns, "", out)
                 return
