@@ -21,13 +21,13 @@ from sloop.vocabulary import (
 
 
 class Piece(Struct, frozen=True, gc=False, array_like=True):
-    """Some of the rows of a request that has more than one forward pass takes."""
+    """Consecutive rows of a split request: it has more rows than one forward pass takes."""
 
     first: int
     """The first row, from 0."""
     rows: int
     of: int
-    """How many the request has."""
+    """How many rows the request has."""
 
 
 class StartBatch(Struct, frozen=True, gc=False, tag="start_batch", omit_defaults=True):
@@ -42,9 +42,9 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch", omit_defaults
     together: int = 0
     """How many rows the requests have together; 0: one each. See `rows`."""
     size: int = 0
-    """The class of the size of these rows (`sloop.sizes`); 0 where all rows are equally large."""
+    """The class of sizes of these rows (`sloop.sizes`); 0 where all rows are equally large."""
     pieces: tuple[Piece | None, ...] = ()
-    """Of each request that is split, what this batch runs of it; None for the others, and empty without any."""
+    """For each request the piece that this batch runs; None for a request that is not split. Empty if none is split."""
 
     @property
     def rows(self) -> int:

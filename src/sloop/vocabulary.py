@@ -119,11 +119,11 @@ class Visit(Struct, gc=False):
     rows: int = 1
     """How many rows the stage computes for it."""
     size: int = 0
-    """Of each of these rows, as in `Request`."""
+    """The size of each of these rows, as in `Request`."""
     first: int = 0
     of: int = 0
-    """If it is a piece of a request with more rows than one forward pass takes: the first of its rows, and how many the
-    request has. Otherwise 0."""
+    """For a piece of a split request: the position of its first row in the request, and how many rows the request has.
+    Otherwise 0."""
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):
@@ -260,7 +260,7 @@ class Group(Struct, frozen=True, omit_defaults=True):
     batch_max: int = 0
     """Largest batch that they get; 0: the stage plan's."""
     rate_rps: float = 0.0
-    """The visits per second that the plan expects all of them to serve together; 0: the plan does not say."""
+    """The rows per second that the plan expects all of them to serve together; 0: the plan does not say."""
 
 
 class StagePlan(Struct, frozen=True):

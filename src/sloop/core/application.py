@@ -49,11 +49,12 @@ class ApplicationParts:
     response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
     sizes: Mapping[str, SizeClasses] = field(default_factory=dict)
-    """The classes of sizes of the stages; the others have those of the grid."""
+    """By stage, its classes of sizes; a stage that is missing has those of the grid (`sloop.sizes.GRID`)."""
     padded: frozenset[str] = frozenset()
-    """The stages where rows of unequal sizes of a class run in one batch, padded."""
+    """The stages that pad rows: rows of different sizes of one class share a forward pass."""
     divided: frozenset[str] = frozenset()
-    """The stages whose models keep rows apart, so that a request with more of them than a pass takes is split."""
+    """The stages whose models compute each row independently of the others, so that the rows of a request can run in
+    several passes."""
     starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
     """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
 
@@ -83,7 +84,7 @@ class ApplicationState:
             stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
             stage.sizes = parts.sizes.get(stage.name, GRID)
             stage.is_padded = stage.name in parts.padded
-            # What a request decides, and where its parts go, it says as a whole.
+            # Branches and fan-outs are decided by the outputs of the whole request, which no piece has.
             is_simple = all(edge.when is None and edge.kind == "one" for edge in graph.edges[stage.name])
             stage.is_divided = stage.name in parts.divided and is_simple and not stage.runs_for_parts
         is_graph = len(stages) > 1
@@ -137,8 +138,8 @@ class ApplicationState:
         self.is_special = bool(self.refuses) or is_waking
 
     def follow(self, now_ns: int, parts: ApplicationParts) -> bool:
-        """Other policies decide from now on; `parts` differ in nothing else. Whether the history of arrivals stays:
-        not if their planning period needs other buckets."""
+        """Other policies decide from now on; `parts` differ in nothing else. Returns whether the history of arrivals
+        stays. It is lost if the planning period of the new policies needs buckets of another length."""
         policies = parts.policies
         for key, belief in self.parts.beliefs.items():
             belief.measured_as(parts.beliefs[key])
@@ -212,7 +213,7 @@ def bucket_ns_of(policies: Policies) -> int:
 
 
 def why_not_in_place(before: Policies, after: Policies) -> str:
-    """Why replicas that were started under one system are of no use to another; empty if they are."""
+    """Why replicas that were started under one system are of no use to another; empty if they are of use."""
     of_weights = [
         (each.provision.brings_weights, each.provision.keeps, each.provision.partition) for each in (before, after)
     ]

@@ -17,7 +17,7 @@ class OfferedDevice(Struct, frozen=True, gc=False):
 
     replica: Replica
     rate: ServiceRate
-    """Its speed with the rows that wait."""
+    """Its speed with rows of the size that waits."""
     batch_max: int
     costs_ns: Sequence[int]
     devices: Mapping[DeviceKey, DeviceLoad]
@@ -60,12 +60,13 @@ class OfferedDevice(Struct, frozen=True, gc=False):
 
 
 def fitting(visits: Sequence[Visit], batch_max: int, costs_ns: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """`batch_max` and `costs_ns`, which count rows, by the number of visits: how many of the first of these visits run
-    in one batch, and what the first k cost together.
+    """Translate `batch_max` and `costs_ns` from rows to visits: how many of the first visits make the largest batch,
+    and what the first k visits cost together.
 
-    A batch has as nearly `batch_max` rows as whole visits allow, so that on average it has as many as the plan reckons
-    with, and never more than one pass takes; but the first visit always runs, in several passes if it has to. Where
-    fewer visits wait, further ones are taken to have as many rows as these have on average.
+    Visits run whole, so the rows of the largest batch are as close to `batch_max` as whole visits allow, above or below
+    it: on average they are what the plan assumes. They are never more than one pass takes, with one exception: the
+    first visit always runs, in several passes if it must. If too few visits wait to fill the batch, further ones are
+    assumed to have the mean number of rows of those that wait.
     """
     most, rows, costs = len(costs_ns) - 1, 0, [0]
     for visit in visits:

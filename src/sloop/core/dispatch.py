@@ -82,10 +82,10 @@ class DataPath:
         self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
         self._is_split = False
-        """Whether a request has run in pieces."""
+        """Whether any request has been split."""
 
     def bind(self, stage: StageState) -> None:
-        """Start the batches of a stage from now on."""
+        """Make this data path start the batches of a stage from now on."""
         stage.dispatch = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
@@ -309,8 +309,9 @@ class DataPath:
         return pool.end_round(aside) if aside else FOREVER_NS
 
     def _dispatch_lanes(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
-        """As `dispatch`, of a mixed queue: the lanes are looked at in the order of their first visits, until the batch
-        policy waits with each of them. Costs and limits are those of the lane's size, and of its visits' rows."""
+        """As `dispatch`, for a mixed queue. The batch policy is asked about the lanes in the order of their first
+        visits, until it waits with each of them. Costs and limits are those of the lane's class of sizes, by number of
+        its visits."""
         pool, wake_ns, asked = stage.pool, FOREVER_NS, set[LaneKey]()
         aside: list[Replica] = []
         while True:
@@ -367,8 +368,8 @@ class DataPath:
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size, pieces))
 
     def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
-        """When the only idle replica has to begin with the first visit of one of these lanes, so that it is in time;
-        `FOREVER_NS` if there is none that can be."""
+        """The latest instant at which the only idle replica can begin the first visit of one of these lanes, so that
+        this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS` if none counts."""
         rate, earliest_ns = stage.pool.idle[0].service_rate, FOREVER_NS
         for lane in lanes:
             visit = lane.visits[0]
@@ -421,9 +422,10 @@ class DataPath:
         *,
         is_idle: bool = False,
     ) -> None:
-        """Scan the queue from its head until `keep` visits stay: drop visits that are hopeless at this `rate`, without
-        one those that no replica could serve in time, and remove visits whose request has already ended. If a replica
-        is idle, one that is hopeless may be tried (`_tried`): then only that one stays, as a group of its own."""
+        """Scan the queue from its head until `keep` visits stay. Drop visits that are hopeless at this `rate`. Without
+        a rate, drop those that have too little time even for the later stages. Remove visits whose request has already
+        ended. If a replica is idle, one hopeless visit may be tried (`_tried`): then only it stays, as a group of its
+        own."""
         open_requests, is_hopeless, visits = self._open_requests, self._is_hopeless, queue.visits
         alone_ns, full_ns = queue.remaining_ns, queue.remaining_full_ns
         if rate is not None:
@@ -456,8 +458,10 @@ class DataPath:
     def _tried(self, now_ns: int, stage: StageState, queue: Queue | Lane, rate: ServiceRate) -> Visit | None:
         """The newest visit, to be served although it is hopeless, if all are, and the stage has had nothing to do for a
         while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. None
-        otherwise, and under a drop policy that is `strict` or does not go by beliefs. Of a size that has never run, so
-        that nobody knows, one is tried at once; later, one when none has run for a while and nothing else waits."""
+        otherwise, and under a drop policy that is `strict` or does not go by beliefs.
+
+        In a lane of a class of sizes, one visit is tried at once if the class has never run: nothing is known of it
+        yet. Later one is tried if the class has not run for a while and no visit of another lane waits."""
         if isinstance(queue, Lane) and queue.size:
             ran_ns, waits_alone = stage.ran_ns.get(queue.size), len(queue.visits) == len(stage.queue.visits)
             is_quiet = ran_ns is None or (waits_alone and now_ns - ran_ns >= QUIET_NS)
@@ -569,7 +573,7 @@ class DataPath:
             stage.choose_finish()
 
     def _note_sizes(self, stage: StageState, event: Finished, batch: RunningBatch) -> None:
-        """Remember the rows and sizes of what a batch passes on, until the next stages are entered."""
+        """Remember the rows and sizes that the worker reported for later visits, until these stages are entered."""
         edges = self._state.graph.edges[stage.name]
         all_counts = event.edge_counts or repeat(())
         for visit, sizes, counts in zip(batch.visits, event.sizes, all_counts, strict=bool(event.edge_counts)):
@@ -610,8 +614,8 @@ class DataPath:
     def _enter(
         self, now_ns: int, progress: RequestProgress, entered: Entered, out: list[Action], rows: int, size: int = 0
     ) -> None:
-        """Queue a request in a graph, or its parts, at the stages it enters now, with so many rows of this size, unless
-        others are known; a part has one row."""
+        """Queue a request in a graph, or its parts, at the stages that it enters now. A visit has the rows and the size
+        that a worker reported for it (`_note_sizes`), otherwise `rows` and `size`; a part has one row."""
         request, stages, woken = progress.request, self._state.stages, self._state.woken
         deadline_ns = progress.deadline_ns()
         patient_ns = max(deadline_ns, woken.get(request.id, 0)) if woken else deadline_ns
@@ -627,8 +631,9 @@ class DataPath:
                 stage.queue.push(now_ns, visit)
 
     def _push_mixed(self, now_ns: int, stage: StageState, visit: Visit, out: list[Action]) -> None:
-        """A visit of several rows, or of rows of a size, enters the queue; it is dropped at once if it is hopeless on
-        an idle replica, and rows of its size have run lately."""
+        """Queue a visit with several rows, or with a size other than 0; split it if it has too many rows for a pass.
+        It is dropped at once if it would be late even on idle replicas. This needs an estimate that can be relied on,
+        so it holds only if rows of its class of sizes have run within `QUIET_NS`."""
         if not stage.queue.is_mixed:
             stage.queue.is_mixed = True
             self.bind(stage)

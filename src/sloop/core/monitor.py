@@ -1,6 +1,7 @@
-"""Measurements of one stage, in buckets of equal length, for the policies' views. What waits and runs counts in rows.
+"""Measurements of one stage, in buckets of equal length, for the policies' views. Arrivals, what waits and what runs
+count in rows.
 
-A count n(t) that changes at events (requests waiting, cores busy) is integrated over time without work between events:
+A count n(t) that changes at events (rows waiting, cores busy) is integrated over time without work between events:
 each change by d at time e adds -d·e to a sum S, and the integral up to t is S + n(t)·t. So an event costs one addition,
 and a bucket is the difference of two such values. Integer nanoseconds keep it exact.
 """
@@ -28,7 +29,7 @@ class Monitor:
         self._waiting_sum = self._running_sum = self._busy_sum = self._ready_sum = 0
         self.buckets: deque[Bucket] = deque(maxlen=_buckets_kept(bucket_ns))
         self._more_rows = 0
-        """Rows that arrived in the open bucket beside one for each visit."""
+        """Rows that arrived in the open bucket, without one row of each visit: `slack_ns` has these."""
         self._open(now_ns // bucket_ns * bucket_ns)
         self._closed = (0, 0, 0, 0)
 
@@ -39,7 +40,7 @@ class Monitor:
         self._waiting_sum -= now_ns
 
     def arrive_more(self, now_ns: int, rows: int) -> None:
-        """The visit that has just entered the queue has this many more rows than one."""
+        """The visit that has just entered the queue has `rows` rows beyond the first."""
         self._more_rows += rows
         self.queue(now_ns, rows)
 
@@ -132,7 +133,7 @@ class Monitor:
             self._ready_sum += passed[3]
 
     def _totals(self, until_ns: int) -> tuple[int, int, int, int]:
-        """The integrals of the requests that wait and run, and of the millicores that are busy and ready."""
+        """The integrals of the rows that wait and run, and of the millicores that are busy and ready."""
         return (
             self._waiting_sum + self.waiting * until_ns,
             self._running_sum + self.running * until_ns,

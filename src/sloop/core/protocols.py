@@ -188,7 +188,7 @@ class Admit(Protocol):
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         """0 to accept it; otherwise how long the client should wait before it tries again.
 
-        `queued` visits wait at the entry stage; `drain_ns` is the believed time to serve them.
+        `queued` rows wait at the entry stage; `drain_ns` is the believed time to serve them.
         """
         ...
 
@@ -213,7 +213,7 @@ class Place(Protocol):
 
 
 class Forecast(Protocol):
-    """How many requests per second to expect."""
+    """How many rows per second to expect; if each request is one row, requests per second."""
 
     __slots__ = ()
 
@@ -225,7 +225,7 @@ class Forecast(Protocol):
 
     @abstractmethod
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        """`ingress` is the measured arrivals at the application so far."""
+        """`ingress` is the measured arrivals at the application so far, in rows."""
         ...
 
 

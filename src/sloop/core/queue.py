@@ -12,10 +12,11 @@ FIRST_KEY = -(1 << 63)
 
 
 LOOKED_AT = 1_000
-"""The visits of a mixed queue that are looked at when a batch is formed. Those behind them come forward in time."""
+"""When a batch is formed from a mixed queue, only so many visits at its head are looked at: this bounds the time of a
+decision. The others move up as these leave."""
 
 LaneKey = tuple[int, ...]
-"""A size class and, if rows cannot be padded, what else must be equal: the size and the shape."""
+"""The class of sizes of a lane and, where rows are not padded, what else its visits have in common: size and shape."""
 
 
 class Queue:
@@ -40,9 +41,10 @@ class Queue:
         self.remaining_full_ns = 0
         """The same in full batches."""
         self.others_due_ns = FOREVER_NS
-        """All visits can run together: none waits that a batch would delay without bringing it on."""
+        """As in `QueueView`. Without lanes, all visits can run together, so a batch delays no visit of another kind."""
         self.is_mixed = False
-        """Whether a visit of several rows, or of rows of a size, has come, so that visits wait in lanes."""
+        """Whether a visit with several rows, or with a size other than 0, has ever come. From then on visits wait in
+        lanes."""
         self._groups = 0
 
     def push(self, now_ns: int, visit: Visit) -> None:
@@ -61,7 +63,8 @@ class Queue:
         self.visits.insert(at, visit)
 
     def lanes(self, key_of: Callable[[Visit], LaneKey]) -> "list[Lane]":
-        """The first `LOOKED_AT` visits by the lane that `key_of` names, in the order of their first visits."""
+        """The first `LOOKED_AT` visits, divided into lanes by `key_of`. The lanes are in the order of their first
+        visits."""
         lanes: dict[LaneKey, Lane] = {}
         for place, visit in enumerate(self.visits[:LOOKED_AT]):
             key = key_of(visit)
@@ -131,7 +134,7 @@ class Queue:
 
 
 class Lane:
-    """The visits of a mixed queue that can run in one forward pass, in queue order. It is a `QueueView`, and holds
+    """The visits of a mixed queue that can share a forward pass, in queue order. A lane is a `QueueView`, and is valid
     until the queue changes."""
 
     __slots__ = ("_queue", "key", "others_due_ns", "places", "visits")
@@ -141,12 +144,12 @@ class Lane:
         self.key = key
         self.others_due_ns = FOREVER_NS
         self.places: list[int] = []
-        """Of its visits in the queue."""
+        """The positions of its visits in the queue."""
         self.visits: list[Visit] = []
 
     @property
     def size(self) -> int:
-        """The size class of the rows; 0 if they have none."""
+        """The class of sizes of its rows; 0 if the model leaves no dimension of a row open."""
         return self.key[0]
 
     @property
@@ -172,8 +175,8 @@ class Lane:
         return taken
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Remove the visits at these ascending indices from the queue. If there are any, the lane is empty then: its
-        places are no longer those of the others."""
+        """Remove the visits at these ascending indices from the queue. If there are any, the lane is emptied, because
+        the positions of its other visits have changed."""
         if indices:
             self._queue.remove([self.places[index] for index in indices])
             self.visits.clear()

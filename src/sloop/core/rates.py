@@ -25,7 +25,8 @@ RateKey = tuple[str, Slot, Shape, DeviceKey | None]
 another limit or rate for equal replicas elsewhere; otherwise None."""
 
 SIZES_KEPT = 64
-"""For how many size classes the costs of equal replicas are kept; the one that was used first is forgotten first."""
+"""For how many classes of sizes the costs of equal replicas are kept. The class that was added first is forgotten
+first."""
 
 UNLIMITED = 1 << 30
 """The largest batch before the first plan, for replicas that were adopted; their profiles allow less."""
@@ -94,8 +95,8 @@ def _limits_of(group: Group) -> tuple[int, float]:
 
 
 def cost_of(costs_ns: Sequence[int], rows: int) -> int:
-    """Believed duration of `rows` ≥ 1 rows, with costs by the number of rows: in several passes, one after the other,
-    if they are more than one pass takes."""
+    """Believed duration of `rows` ≥ 1 rows, if `costs_ns` has the durations by number of rows. More rows than one pass
+    takes run in several passes, one after the other."""
     most = len(costs_ns) - 1
     if rows <= most:
         return costs_ns[rows]
@@ -139,10 +140,10 @@ class ServiceRate:
     crowds: dict[Life, Counter[DeviceKey]] = field(default_factory=dict)
     """If `is_shared`, how many replicas in a state are on each device."""
     by_size: "dict[int, ServiceRate]" = field(default_factory=dict)
-    """The speed with rows of one size class; no replicas are counted there."""
+    """By class of sizes, the speed with rows of this class. These rates count no replicas."""
 
     def at(self, size: int, limits: BatchLimits) -> "ServiceRate":
-        """The speed with rows of a size class; with 0, of the mean of all rows."""
+        """The speed with rows of this class of sizes; 0: with the mean of all rows."""
         if not size:
             return self
         found = self.by_size.get(size)
@@ -174,7 +175,7 @@ class ServiceRate:
             rate.refresh(limits)
 
     def least_ns(self, rows: int) -> int:
-        """Duration of these rows alone that drop policies reckon with."""
+        """Believed duration of a batch of these rows alone, for drop policies."""
         return self.least_alone_ns if rows == 1 else cost_of(self.costs_ns, rows)
 
     def count(self, replica: "Replica", change: int) -> None:
@@ -197,7 +198,7 @@ class ServiceRate:
         return max(1, round(self.profiled_ns[size] * factor))
 
     def capacity(self, life: Life) -> float:
-        """What the replicas in this state can serve together in full batches, if `is_shared`: visits per nanosecond.
+        """What the replicas in this state can serve together in full batches, if `is_shared`: rows per nanosecond.
 
         Those on one device slow each other down; what replicas of other stages run there is not foreseen.
         """

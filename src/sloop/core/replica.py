@@ -449,7 +449,8 @@ class ReplicaPool:
         return ready, starting
 
     def _capacities(self, size: int = 0) -> tuple[float, float]:
-        """The believed capacity with rows of this size class, of the ready and of the starting replicas."""
+        """The believed capacity in full batches of rows of this class of sizes (0: all), in rows per nanosecond, of the
+        ready and of the starting replicas."""
         ready, starting = 0.0, 0.0
         for rate in self._rates.values():
             sized = rate.at(size, self._limits)
@@ -463,12 +464,12 @@ class ReplicaPool:
         return ready, starting
 
     def row_ns(self, size: int) -> float:
-        """The time that a waiting row of this size class adds; 0 without replicas."""
+        """The time in ns that a waiting row of this class of sizes adds to the drain time; 0 without replicas."""
         ready, starting = self._capacities(size)
         return 1 / (ready or starting) if ready or starting else 0.0
 
     def least_ns(self, size: int = 0, rows: int = 1) -> LeastTimes:
-        """Believed durations of a batch of so many rows and of a full batch, with rows of this size class, each on the
+        """Believed durations of a batch of `rows` and of a full batch, of rows of this class of sizes, each on the
         fastest ready replica; on the fastest starting replica if none is ready, and 0 without any replica."""
         fastest = [rate for rate in self._rates.values() if rate.ready]
         fastest = fastest or [rate for rate in self._rates.values() if rate.starting]
@@ -478,7 +479,7 @@ class ReplicaPool:
 
     def rate_rps(self, spec: ReplicaSpec) -> float:
         """Believed capacity of a replica that is alone on its device, in the largest batches that the plan allows:
-        visits per second. Where the replicas of a plan will be neighbours is not known yet."""
+        rows per second. Where the replicas of a plan will be neighbours is not known yet."""
         slot, shape = spec.slot, spec.shape
         belief = self._beliefs[spec.variant, slot.hardware]
         costs_ns = (belief.of(shape) if shape else belief).costs_ns(slot)

@@ -101,17 +101,18 @@ class TimeEstimates:
     startup_ns: int = 0
     """Time until the first replica is ready; 0 if a replica is ready."""
     visit_ns: int = 0
-    """Time that each waiting row adds to the drain time of the queue; 0 if unknown."""
+    """Time that each waiting row adds to the drain time of the queue; 0 if unknown. If the queue is mixed, the mean
+    over the sizes of the rows that wait."""
 
 
 @dataclass(slots=True, eq=False)
 class SplitRequest:
-    """A request that runs in pieces at a stage."""
+    """What is left of a request that is split at a stage."""
 
     pieces: int
-    """How many have not finished."""
+    """How many pieces have not finished."""
     rows: int
-    """Of these."""
+    """How many rows these pieces have together."""
 
 
 class StageState:
@@ -139,17 +140,17 @@ class StageState:
         so, the data path calls `recover` when a batch finishes."""
         self.finishes_each = False
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
-        shared, if `is_disturbed`, while requests run in pieces, or while some are open that have waited for a start. It
-        stands for all of them, so that other batches look at one attribute."""
+        shared, if `is_disturbed`, while split requests run, or while requests are open that have waited for a start.
+        One attribute stands for all these reasons, so that the end of an ordinary batch checks only one."""
         self.sizes = GRID
         self.is_padded = False
-        """Whether rows of unequal sizes of a class run in one batch, padded."""
+        """Whether rows of different sizes of one class share a forward pass, padded."""
         self.is_divided = False
-        """Whether requests with more rows than a forward pass takes run in pieces."""
+        """Whether requests with more rows than a forward pass takes are split."""
         self.split: dict[RequestId, SplitRequest] = {}
-        """The requests that run in pieces, which have not ended."""
+        """The split requests that have not ended and have not passed the stage."""
         self.ran_ns: dict[int, int] = {}
-        """When the last batch of each class of sizes began, if the queue is mixed."""
+        """By class of sizes, when its last batch began; filled only if the queue is mixed."""
         self.queue = Queue(name, order)
         self.monitor = monitor
         self.limits = BatchLimits()
@@ -186,7 +187,7 @@ class StageState:
             self.weigh()
 
     def weigh(self) -> None:
-        """The time that a waiting row adds follows from the sizes of the rows that wait."""
+        """Set `times.visit_ns` from the sizes of the rows that wait; the queue is mixed and not empty."""
         rows = Counter[int]()
         for visit in self.queue.visits[:LOOKED_AT]:
             rows[self.sizes.class_of(visit.size)] += visit.rows
@@ -194,7 +195,7 @@ class StageState:
         self.times.visit_ns = round(total_ns / rows.total())
 
     def lane_key(self, visit: Visit) -> LaneKey:
-        """The lane in which a visit waits: the others there can run in one forward pass with it."""
+        """The lane in which a visit waits: visits of one lane can share a forward pass."""
         size = visit.size
         if not size:
             return (0,)
@@ -263,7 +264,8 @@ class StageState:
         return visit.of > 0 and visit.request.id not in self.split
 
     def pieces_of(self, visit: Visit) -> list[Visit]:
-        """The visit in pieces of as many rows as every variant takes in one pass; it alone if it has no more."""
+        """The visit, split into pieces if it has more rows than the smallest `batch_max` of the variants: a piece must
+        fit into one pass of whatever replica takes it."""
         size = self.sizes.class_of(visit.size)
         most = min(belief.at(size).batch_max for belief in self.beliefs.values())
         if visit.rows <= most or not self.is_divided:
@@ -276,15 +278,16 @@ class StageState:
         ]
 
     def rows_left(self, visit: Visit) -> int:
-        """The rows that have to run, one replica beside the other, until the request of a visit has passed the
-        stage."""
+        """How many rows must run one after the other until the request of a visit has passed the stage. The pieces of a
+        split request are assumed to run on all replicas at the same time."""
         split = self.split.get(visit.request.id) if visit.of else None
         if split is None:
             return visit.rows
         return max(visit.rows, -(-split.rows // max(1, len(self.pool.replicas))))
 
     def completes(self, visit: Visit) -> bool:
-        """A piece of a request has finished: whether the request has passed the stage, and had not ended before."""
+        """Count a finished piece. Returns whether it was the last one, so that the request has passed the stage; False
+        if the request ended before."""
         split = self.split.get(visit.request.id)
         if split is None:
             return False

@@ -77,16 +77,18 @@ class Belief(Protocol):
         ...
 
     def costs_ns(self, slot: Slot) -> Sequence[int]:
-        """Believed durations in ns, indexed by batch size: `[0, cost of 1, …, cost of batch_max]`, never decreasing."""
+        """Believed durations in ns, indexed by the rows of a batch: `[0, cost of 1, …, cost of batch_max]`, never
+        decreasing."""
         ...
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
-        """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
+        """Learn from a finished batch of `batch` rows that took `taken_ns` from its start to its answer, transport
+        included."""
         ...
 
     def measured_as(self, other: object) -> None:
-        """Go on with the profile of another belief about the same variant, and with what was learnt. The two may differ
-        in the memory that a replica takes."""
+        """Take over the profile of another belief about the same variant, and keep what was learnt. The two profiles
+        may differ in the memory that a replica takes."""
         ...
 
     @property
@@ -105,18 +107,18 @@ class Belief(Protocol):
         ...
 
     def at(self, size: int) -> "Belief":
-        """The estimate of batches whose rows are of the class of `size`, which learns only from them; itself for 0,
-        where it is the mean of all classes that came, weighted by their rows."""
+        """The estimate for batches of the class of sizes that `size` is in. It learns only from these batches. For 0
+        it is this belief itself: the mean of all classes that came, weighted by their rows."""
         ...
 
     def miss(self, rows: int) -> None:
-        """Rows of this class have come and were dropped: they count in the mean of the classes, as served ones do."""
+        """Rows of this class were dropped. They weigh in the mean of the classes as served rows do."""
         ...
 
     @property
     def size_lessons(self) -> "SizeLessons":
-        """What finished batches have taught about sizes: with it and `correction`, an estimate in another process has
-        the same costs."""
+        """What finished batches have taught about sizes. An estimate in another process that gets it, `correction` and
+        `prior_weight` has the same costs."""
         ...
 
     @property
@@ -167,16 +169,18 @@ class Bucket(Struct, gc=False):
 
     start_ns: int
     arrivals: int = 0
+    """Rows that arrived."""
     waiting_ns: int = 0
-    """Integral over time of the number of queued requests."""
+    """Integral over time of the number of queued rows; for an application of several
+    stages, of the rows of its open requests."""
     running_ns: int = 0
-    """Integral over time of the number of requests in running batches."""
+    """Integral over time of the number of rows in running batches."""
     busy_core_ns: int = 0
     """Integral over time of the cores of replicas that run a batch."""
     ready_core_ns: int = 0
     """Integral over time of the cores of replicas that are ready, busy or not."""
     slack_ns: list[int] = []  # msgspec copies the empty list for each instance
-    """For each arrival, its remaining budget: deadline - arrival."""
+    """For each visit that arrived, its remaining budget: deadline - arrival."""
 
 
 class ReplicaView(Struct, frozen=True, gc=False):
@@ -189,7 +193,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
     since_ns: int
     """When it entered this state."""
     running: int
-    """Requests in its current batch; 0 when idle."""
+    """Rows in its current batch; 0 when idle."""
     node: str = ""
     """Where it runs."""
     device: str | None = None
@@ -210,14 +214,14 @@ class Traffic:
         return self.buckets[-max(1, length_ns // self.bucket_ns) :]
 
     def rate_rps(self, length_ns: int = NS_PER_S) -> float:
-        """Mean arrival rate over the last `length_ns`, in requests per second; 0 before the first bucket ends."""
+        """Mean arrival rate over the last `length_ns`, in rows per second; 0 before the first bucket ends."""
         window = self.window(length_ns)
         if not window:
             return 0.0
         return sum(bucket.arrivals for bucket in window) * NS_PER_S / (len(window) * self.bucket_ns)
 
     def concurrency(self, length_ns: int) -> float:
-        """Mean number of requests that wait or run, over the last `length_ns`."""
+        """Mean number of rows that wait or run, over the last `length_ns`."""
         window = self.window(length_ns)
         if not window:
             return 0.0
@@ -246,7 +250,7 @@ class StageView(Traffic):
     queue: tuple[Visit, ...]
     """Waiting visits in queue order."""
     running: int
-    """Visits in running batches."""
+    """Rows in running batches."""
     visits: float = 1.0
     """Mean number of visits that a request makes to the stage: below 1 behind a branch, above 1 behind a fan-out."""
     starts_ns: Mapping[BeliefKey, int] = field(default_factory=dict)
@@ -307,7 +311,7 @@ class QueueView(Protocol):
     def stage(self) -> str: ...
     @property
     def visits(self) -> Sequence[Visit]:
-        """The visits that wait and can run in one forward pass, at least one, sorted by the order policy."""
+        """Waiting visits that can share a forward pass, at least one, sorted by the order policy."""
         ...
 
     @property
@@ -322,8 +326,8 @@ class QueueView(Protocol):
 
     @property
     def others_due_ns(self) -> int:
-        """When the replica, which is the only idle one, has to begin with a visit that cannot run in this batch, so
-        that it is in time; `FOREVER_NS` if there is none."""
+        """The latest instant at which the only idle replica can begin a visit that cannot run in this batch, so that
+        this visit is in time. `FOREVER_NS` if no such visit can be in time, or if other replicas are idle."""
         ...
 
 
@@ -338,13 +342,13 @@ class BatchDevice(Protocol):
 
     @property
     def batch_max(self) -> int:
-        """The largest batch allowed on the replica, at least 1."""
+        """The largest batch allowed on the replica, in visits; at least 1."""
         ...
 
     @property
     def costs_ns(self) -> Sequence[int]:
-        """Believed durations of the next batch by its number of visits, up to `batch_max`, beside what runs on the
-        device now: `costs_ns[n]` is that of the first n visits of the queue together."""
+        """Believed durations of the next batch, beside what runs on the device now: `costs_ns[n]` is that of the first
+        n visits of the queue with all their rows, for n up to `batch_max`."""
         ...
 
     @property
@@ -429,9 +433,9 @@ class ProvisionInput(Struct, frozen=True, kw_only=True):
     waiting: int = 0
     """Visits in the stage's queue."""
     arrivals_rps: float = 0.0
-    """Visits that came to the stage per second, in the last ten seconds."""
+    """Rows that came to the stage per second, in the last ten seconds."""
     served_rps: float = 0.0
-    """Visits per second that its ready replicas are believed to serve."""
+    """Rows per second that its ready replicas are believed to serve."""
 
 
 class CompletionInput(Struct, frozen=True):
@@ -496,11 +500,11 @@ class ClusterView:
     plan: Plan | None
     """The plan in force."""
     demand_rps: Mapping[str, float]
-    """Per stage, visits per second: `forecast_rps` times the stage's `visits`."""
+    """Per stage, rows per second: `forecast_rps` times the stage's `visits`."""
     ingress: Traffic
-    """Requests that arrived at the application."""
+    """What arrived at the application."""
     forecast_rps: float
-    """Forecast by the forecast policy: requests per second at the application."""
+    """Forecast by the forecast policy: rows per second at the application."""
     paths: tuple[Path, ...]
     """Every path through the graph from an entry to an end, with its deadline."""
 
