@@ -6,11 +6,21 @@ import pytest
 
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
+from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.events import WorkerProgressed, WorkerReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
-from sloop.sim.scenarios import ScenarioRun, chosen_systems, labels_of, run_scenario, run_systems, speed_factors
+from sloop.sim.scenarios import (
+    ScenarioRun,
+    at_speed,
+    chosen_systems,
+    labels_of,
+    log_speed,
+    run_scenario,
+    run_systems,
+    speed_factors,
+)
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World
 from sloop.systems.replay import rebuild, replay_log
@@ -334,3 +344,45 @@ def test_a_policy_that_cannot_plan_is_counted_and_warned_of_once(
     assert run.row.served > 0, "the plan before stays in force"
     (warning,) = [record.message for record in caplog.records]
     assert warning == f"mine: quick: no new plan: ZeroDivisionError: too quick ({run.row.planner_errors} times)"
+
+
+def one_core(rate: float, sizes: list[int] | None = None) -> Scenario:
+    """One core, a batch of n rows takes 10 + 2n ms; of size 512, where there are sizes, 10 + 8n."""
+    latency = {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0}
+    known = {"sizes": [{"size": 16, "latency_ms": latency}, {"size": 512, "latency_ms": latency | {"beta": 8.0}}]}
+    profile = {"latency_ms": latency, "max_batch": 8} | (known if sizes else {})
+    return load_scenario(
+        {
+            "name": "core",
+            "slo_ms": 60,
+            "stages": [{"name": "only", "profile": profile, **({"sizes": sizes} if sizes else {})}],
+            "system": "early-drop",
+            "cluster": {"nodes": [{"hardware": "custom", "cores": 1, "memory_bytes": 10**9}]},
+            "trace": {"kind": "poisson", "rate": rate, **({"sizes": sizes} if sizes else {})},
+            "duration_s": 20,
+        }
+    )
+
+
+def test_a_known_speed_leaves_only_what_one_measurement_leaves_open() -> None:
+    scenario = one_core(200)
+    any_run = replace(scenario, truth=Truth(ServiceTruth(spread=0.2), profile_error=1.25))
+    wide, narrow = (next(run_systems(each, each.systems)).row for each in (any_run, at_speed(scenario, 0.8)))
+    assert narrow.attainment == wide.attainment < 1, "the same machine"
+    assert wide.attainment_low is not None
+    assert wide.attainment_high is not None
+    assert narrow.attainment_low is not None
+    assert narrow.attainment_high is not None
+    assert wide.attainment_low < narrow.attainment_low < narrow.attainment
+    assert narrow.attainment < narrow.attainment_high < wide.attainment_high
+
+
+@pytest.mark.parametrize("speed", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize("sizes", [None, [16, 512]])
+def test_the_speed_of_a_log_is_that_of_the_machine_that_it_comes_from(
+    tmp_path: Path, speed: float, sizes: list[int] | None
+) -> None:
+    scenario, log = one_core(30, sizes), tmp_path / "run.jsonl"
+    run_scenario(at_speed(scenario, speed), scenario.systems[0], log=log)
+    assert log_speed(log, scenario.deployment) == pytest.approx(speed, rel=0.02)
+    assert log_speed(log, load_scenario(SCENARIO).deployment) is None, "a log of other stages"

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from sloop.app.document import parse_yaml
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
+from sloop.app.scenario import Scenario
 from sloop.cli.command import FILE, CommandOutput, Number, cached_models, check_folder, command, progress, table
 from sloop.page.report import runs_page, write_page
 from sloop.profile.passes import range_advice
@@ -20,8 +21,16 @@ from sloop.report.sections import ReportedRun, log_run
 from sloop.report.tables import Table
 from sloop.runlog import is_log, read_log
 from sloop.runlog.summary import RunRow
-from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, labels_of, log_paths, run_systems
-from sloop.sim.traffic import HappenedRow, recorded_traffic
+from sloop.sim.scenarios import (
+    CHECK_FIRST,
+    at_speed,
+    chosen_systems,
+    labels_of,
+    log_paths,
+    log_speed,
+    run_systems,
+)
+from sloop.sim.traffic import HappenedRow, RecordedTraffic, recorded_traffic
 from sloop.sim.world import profiles_of
 from sloop.text import listed
 
@@ -55,6 +64,12 @@ sloop simulate .sloop/digits --last-s 600 --system 'hpa, {name: sponge, margin: 
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: the scenario's].")
 @click.option(
+    "--speed",
+    type=Number(min=0.01, max=100),
+    help="How many times as fast as the profiles say the machine is known to be: the range then leaves out how one "
+    "machine, or hour, differs from another. For a log it is printed.",
+)
+@click.option(
     "--log",
     type=click.Path(path_type=Path),
     help="Write the event log to this file, for `sloop explain` and `sloop replay`. With several systems each gets a "
@@ -83,6 +98,7 @@ def simulate(
     names: str | None,
     last_s: float | None,
     seed: int | None,
+    speed: float | None,
     log: Path | None,
     recorded: Path | None,
     live: Path | None,
@@ -94,10 +110,9 @@ def simulate(
     SCENARIO may also be the event log of a server (a file, a segment, or its state folder): then the requests that it
     got come again, to its applications, with its own system first, so that the error of the simulation is seen.
     """
-    traffic = recorded_traffic(scenario, last_s) if is_log(scenario) else None
-    if traffic is None and last_s is not None:
-        raise click.UsageError("--last-s needs an event log; a scenario says itself how long it is.")
-    world = traffic.scenario if traffic else load_scenario(scenario, models=cached_models([scenario]))
+    if speed is not None and recorded is not None:
+        raise click.UsageError("give either --speed or --recorded: the durations of a recorded run have its speed.")
+    traffic, world = _read(scenario, last_s, speed)
     chosen = chosen_systems(world, systems_named(names))
     if traffic is not None and names:
         chosen = (*world.systems, *chosen)
@@ -131,13 +146,24 @@ def simulate(
     labelled = [structs.replace(row, system=label) for row, label in zip(rows, labels, strict=True)]
     if traffic is not None:
         tables = [table(happened(traffic.happened)), *display(labelled, with_nodes=run_tables.nodes_vary(cluster))]
-        value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s}
+        measured = log_speed(scenario, world.deployment)
+        lines += [f"machine of the log: --speed {measured:.3f}"] if measured else []
+        value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s, "speed": measured}
         return CommandOutput(value, [*tables, *lines])
     if live is None:
         return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
     labelled = [structs.replace(runs[0].row, system=runs[0].label), *labelled]
     value = {"runs": rows, "live": runs[0].row}
     return CommandOutput(value, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
+
+
+def _read(source: Path, last_s: float | None, speed: float | None) -> tuple[RecordedTraffic | None, Scenario]:
+    """The scenario in a file, or that of a log with what happened there; on a machine of this speed."""
+    traffic = recorded_traffic(source, last_s) if is_log(source) else None
+    if traffic is None and last_s is not None:
+        raise click.UsageError("--last-s needs an event log; a scenario says itself how long it is.")
+    world = traffic.scenario if traffic else load_scenario(source, models=cached_models([source]))
+    return traffic, world if speed is None else at_speed(world, speed)
 
 
 def systems_named(text: str | None) -> list[str | Mapping[str, object]]:

@@ -3,12 +3,12 @@
 Writes event logs on request; otherwise keeps only the figures.
 
 A run can have a prediction range, because runs on real hardware differ from each other. The passes of a profile, and
-the service logs added to it, give the fast and slow limits of the machine (`sloop.profile.passes.speed_range`). The
-same world, with the same arrivals and seed, is simulated again with all durations multiplied by the fast and by the
-slow factor; the smallest and largest results become `RunRow.attainment_low`, `attainment_high` and so on. All variants
-are fast or slow together, because they share the machine. The range of attainment is widened for the randomness of
-durations by Wilson's score interval, in which every `CLUSTER` requests count as one, because requests miss their
-deadlines in groups.
+the service logs added to it, give the fast and slow limits of the machine (`sloop.profile.passes.speed_range`); if its
+speed is known, what one measurement leaves open gives them (`at_speed`). The same world, with the same arrivals and
+seed, is simulated again with all durations multiplied by the fast and by the slow factor; the smallest and largest
+results become `RunRow.attainment_low`, `attainment_high` and so on. All variants are fast or slow together, because
+they share the machine. The range of attainment is widened for the randomness of durations by Wilson's score interval,
+in which every `CLUSTER` requests count as one, because requests miss their deadlines in groups.
 
 There is no range for a recorded run, whose durations are known. Nor is there one for declared and published profiles
 and those with a single pass, unless the scenario's `truth.service.spread` states how far their speed may be off.
@@ -20,26 +20,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from math import sqrt
+from math import exp, sqrt
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, structs
 
-from sloop.app.application import SystemChoice
+from sloop.app.application import Deployment, SystemChoice
 from sloop.app.hardware import shared_profiles
 from sloop.app.scenario import Scenario
-from sloop.profile.passes import speed_range
+from sloop.errors import InputError
+from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T, speed_range
 from sloop.runlog import FileLog, Header, Sink
 from sloop.runlog.durations import VariantKey
 from sloop.runlog.rows import RowCounts
 from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
-from sloop.sim.world import World, recorded_in
+from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.world import World, profiles_of, recorded_in
 from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, build
 from sloop.text import counted
+from sloop.vocabulary import Slot
 
 _log: Final = logging.getLogger("sloop.simulate")
 
@@ -92,6 +95,37 @@ def labels_of(choices: Sequence[SystemChoice]) -> list[str]:
             label = f"{label} ({pairs or 'as published'})"
         found.append(f"{label}, no. {place + 1}" if label in found else label)
     return found
+
+
+def at_speed(scenario: Scenario, speed: float) -> Scenario:
+    """The scenario on a machine that is known to be `speed` times as fast as the profiles say. Its range is then that
+    of a speed that was measured once (`SPEED_SD_MIN`), instead of that of any run."""
+    truth = scenario.truth
+    spread = exp(STUDENT_T[-1] * sqrt(2) * SPEED_SD_MIN) - 1
+    service = replace(truth.service, spread=spread)
+    return replace(scenario, truth=replace(truth, service=service, profile_error=truth.profile_error / speed))
+
+
+def log_speed(log: Path, deployment: Deployment) -> float | None:
+    """How many times as fast as the profiles say the machine of a log was, over all its batches of which there were
+    enough equal ones; None if there were none, or if other applications were deployed meanwhile."""
+    expected_ns = actual_ns = 0.0
+    try:
+        recorded = recorded_in(log, deployment)
+    except InputError:
+        return None
+    profiles = {key: each for application in deployment.applications for key, each in profiles_of(application).items()}
+    service = ServiceSampler(0, profiles)
+    for size, durations in recorded.durations_ns.items():
+        for (stage, variant, hardware), cells in durations.items():
+            for (rows, cores), runs_ns in cells.items():
+                slot = Slot(cores, hardware, profiles[stage, variant, hardware].accelerator)
+                means_ns = service.speed(stage, variant, slot).means_ns
+                if rows < len(means_ns):
+                    factor = service.size_factor(stage, variant, slot, size, rows)
+                    expected_ns += len(runs_ns) * means_ns[rows] * factor
+                    actual_ns += sum(runs_ns)
+    return expected_ns / actual_ns if actual_ns else None
 
 
 def run_scenario(
