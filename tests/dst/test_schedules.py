@@ -23,6 +23,11 @@ from sloop.core.stage import StageState
 from sloop.core.state import State
 from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
+from sloop.serve.cluster.agent import AgentSession
+from sloop.serve.cluster.agents import AgentBackend
+from sloop.serve.node.models import NodeModels
+from sloop.serve.node.node import LiveNode, WorkerPhase
+from sloop.serve.node.pipelines import ProcessPipeline
 from sloop.sim.checkers import Checkers, Violation
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import NodeState, Outcome
@@ -360,6 +365,62 @@ def lose_the_queue_of_another_system(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Queue, "reorder", reorder)
 
 
+# What agents and nodes do
+
+
+def answer_no_shrink(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: LiveNode, worker: Any) -> None:
+        worker.shrink_to = None
+
+    patch.setattr(LiveNode, "_finish_shrink", finish)
+
+
+def await_a_batch_before_a_stop(patch: pytest.MonkeyPatch) -> None:
+    real = LiveNode._stop
+
+    def stop(self: LiveNode, number: Any) -> None:
+        worker = self.workers.get(number)
+        if worker is None or worker.phase is not WorkerPhase.BUSY:
+            real(self, number)
+
+    patch.setattr(LiveNode, "_stop", stop)
+
+
+def keep_what_the_server_does_not(patch: pytest.MonkeyPatch) -> None:
+    real = AgentSession.resume
+
+    def resume(self: AgentSession, setup: Any, *given: Any) -> None:
+        real(self, structs.replace(setup, keep=tuple(self.node.workers)), *given)
+
+    patch.setattr(AgentSession, "resume", resume)
+
+
+def lose_a_node_alone(patch: pytest.MonkeyPatch) -> None:
+    real = AgentBackend._on_end
+
+    def on_end(self: AgentBackend, agent: Any, why: str) -> None:
+        for number in [number for number, placed in self._workers.items() if placed.agent is agent]:
+            del self._workers[number]
+        real(self, agent, why)
+
+    patch.setattr(AgentBackend, "_on_end", on_end)
+
+
+def count_on_transfers_of_a_dead_server(patch: pytest.MonkeyPatch) -> None:
+    real = NodeModels.connect
+
+    def connect(self: NodeModels, *given: Any, **named: Any) -> None:
+        before = dict(self._receptions)
+        real(self, *given, **named)
+        self._receptions |= before
+
+    patch.setattr(NodeModels, "connect", connect)
+
+
+def complete_no_part_of_a_broken_pipeline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProcessPipeline, "_begin_completion", lambda self: None)
+
+
 BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     answer_twice: "is answered twice",
     forget_requests: "where there are",
@@ -395,8 +456,14 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     cancel_no_transfer: "no replica waits for it",
     never_hear_of_weights: "have not ended|after 500 s and more, |does not bring",
     number_from_the_start: "replica 0 after replica 0|counts|are idle|reserved twice",
+    answer_no_shrink: "after 500 s and more, replicas of",
+    await_a_batch_before_a_stop: "have .* cores, the node|after 500 s and more, ",
+    keep_what_the_server_does_not: "after 500 s and more, node-. is lost",
+    lose_a_node_alone: "after 500 s and more, ",
+    count_on_transfers_of_a_dead_server: "does not exist|ordered twice|after 500 s and more, ",
+    complete_no_part_of_a_broken_pipeline: "are still parts of pipelines",
 }
-"""What is broken in the core, and what the schedules say of it."""
+"""What is broken in the core, in agents or in nodes, and what the schedules say of it."""
 
 
 SEED_MIN: dict[Callable[[pytest.MonkeyPatch], None], int] = {
@@ -408,7 +475,7 @@ SEED_MIN: dict[Callable[[pytest.MonkeyPatch], None], int] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_every_invariant_catches_a_core_that_breaks_it(
+def test_every_invariant_catches_what_breaks_it(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)

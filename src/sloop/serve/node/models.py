@@ -27,6 +27,9 @@ from sloop.serve.weights.peers import PeerStore, ServedStore
 from sloop.serve.weights.sources import ModelSource, Store
 from sloop.vocabulary import TransferId, Worker
 
+REFUSED_S: Final = 1.0
+"""After which it is reported that a transfer has failed: the core may order another one at once, from a store that
+refuses at once."""
 RECEPTIONS_MAX: Final = 1_000
 """How many ordered transfers are remembered, because workers may be ordered to wait for one that has just ended."""
 
@@ -285,6 +288,7 @@ class NodeModels:
             if made.cache is not None and not isinstance(error, InputError):  # else nothing is left
                 for source in made.sources:
                     await made.cache.discard(source)
+            await asyncio.sleep(REFUSED_S)
         if self._receptions.get(order.transfer) is made:
             name = self._name
             report(TransferFailed(order.transfer, name, why) if why else Transferred(order.transfer, name))
