@@ -125,5 +125,6 @@ def _remarks(made: Profile, first: int, last: int) -> Sequence[str]:
     return [
         *lines,
         f"{count} classes of sizes, in each of which the time differs by at most a factor of {COST_SPREAD_MAX:g}",
-        f"sizes below {first} and above {last} are extrapolated, up to {EXTRAPOLATED_MAX * last}, and no further",
+        f"sizes below {first} and above {last} are extrapolated; nothing measured says what rows above "
+        f"{EXTRAPOLATED_MAX * last} take",
     ]
