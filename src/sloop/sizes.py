@@ -1,8 +1,8 @@
 """Classes of sizes: rows of similar size share a queue, a batch and an estimate.
 
 The size of a row is the number of elements of its largest input in the dimensions that the model leaves open: the
-length of a text, height × width of an image. A class is named by its upper bound. 0 is the class of rows that all have
-one size.
+length of a text, height × width of an image. A class is named by its upper bound. If the model leaves no dimension
+open, all its rows have size 0, and 0 is their class.
 """
 
 from bisect import bisect_left
@@ -13,8 +13,8 @@ from msgspec import Struct
 
 
 class SizeClasses(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The upper bounds of the classes, ascending. Above the last one the grid goes on (`grid_bound`); without any, all
-    classes are those of the grid."""
+    """The upper bounds of the classes, ascending. Above the last bound, classes are those of the grid (`grid_bound`);
+    without any bounds, all are."""
 
     bounds: tuple[int, ...] = ()
 
@@ -39,7 +39,7 @@ class SizeClasses(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 GRID: Final = SizeClasses()
-"""Those of the grid alone."""
+"""Only the classes of the grid."""
 
 
 def grid_bound(size: int) -> int:
@@ -53,9 +53,9 @@ def grid_bound(size: int) -> int:
 
 
 SIZES_TOLD: Final = 8
-"""If rows have at most so many sizes, figures are shown for each; otherwise for the classes of the grid."""
+"""If rows have at most so many sizes, reports have figures for each size; otherwise for each class of the grid."""
 
 
 def class_to_show(sizes: Collection[int]) -> Callable[[int], int]:
-    """By which number figures about rows of these sizes are told apart."""
+    """How a report groups rows of these sizes: a function from a size to the number of its group."""
     return GRID.class_of if len(sizes) > SIZES_TOLD else int

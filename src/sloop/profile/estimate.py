@@ -6,9 +6,9 @@ implements `sloop.core.views.Belief`.
 Source of the correction: Sponge, specification §6.16: the latency is multiplied by a moving average of (measured P99 /
 predicted), clipped to [0.8, 1.5].
 
-Where rows differ in size, each class of sizes has an estimate of its own, and the estimate of the variant is their mean
-over the rows that came. A profile that knows sizes is corrected class by class. One that does not is only where
-learning begins: `sloop.profile.size_law`.
+Where rows differ in size, each class of sizes has an estimate of its own. The estimate of the variant is the mean of
+the classes, weighted by the rows that came. A profile that knows sizes is corrected class by class. A profile that does
+not is only the start: `sloop.profile.size_law` says how finished batches teach what other sizes take.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,8 +49,8 @@ CACHED_MAX = 512
 """Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
 
 OVERHEAD_MIN = 0.1
-"""The least part of the duration of one row that counts as overhead, and the least that counts as the row's own: with
-both, the sizes of rows can be learnt whatever the profile says."""
+"""At least this part of the duration of a batch of one row is taken as overhead, and at least this part as the row's
+own time. If either were 0, no batch could teach its factor (u or v in `sloop.profile.size_law`)."""
 BLOCK_COSTS_MAX = 64
 """For how many pairs of core counts the costs of a model's layers are cached: they are tables of all its layers."""
 
@@ -104,7 +104,7 @@ class Estimate:
         self.hardware = hardware
         self.accuracy = accuracy
         self.classes = classes
-        """Those of the sizes of rows."""
+        """The classes of sizes of its rows."""
         self.margin = margin
         self._correct = correct
         self._clip = CORRECTION_MIN, CORRECTION_MAX
@@ -120,12 +120,13 @@ class Estimate:
         """By the cores of a body and of its shadow, and the factor."""
         self._shapes: dict[Shape, ShapeEstimate] = {}
         self._sizes: dict[int, SizeEstimate] = {}
-        """By class of size; at most as many as there are classes."""
+        """By class of sizes; at most as many as there are classes."""
         self._learning: SizeLearning | None = None
-        """What the batches of classes have taught together; None before the first one."""
+        """What batches of rows with a size have taught; None before the first one."""
         self._parts_ns: Cache[float, tuple[float, list[float]]] = Cache()
         self.size_lessons = NO_LESSONS
-        """What policies see of it."""
+        """What was learnt about sizes, as costs have it now. It lags behind `_learning`: it changes only if costs
+        change enough (`reconsider_sizes`)."""
 
     @property
     def _declared(self) -> dict[str, Any]:
@@ -153,8 +154,8 @@ class Estimate:
         return found
 
     def at(self, size: int) -> "Estimate":
-        """The estimate for batches whose rows are of the class of `size`, which learns only from them; this one for
-        0."""
+        """The estimate for batches of the class of sizes that `size` is in. It learns only from these batches. For 0 it
+        is this estimate itself."""
         if not size:
             return self
         bound = self.classes.class_of(size)
@@ -229,8 +230,10 @@ class Estimate:
 
     @property
     def correction(self) -> float:
-        """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them. Where sizes were
-        learnt, the mean of the classes, or of a full batch if the profile does not know sizes."""
+        """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them.
+
+        Once batches of rows with a size have run, it is the mean of the classes. If the profile does not know
+        sizes, it is the estimate of a full batch divided by the profile's."""
         lessons = self.size_lessons.classes
         if not lessons:
             return self._applied
@@ -239,8 +242,8 @@ class Estimate:
         return self._full_ratio(self._costs_on(self.profile.max_cores))
 
     def _full_ratio(self, costs_ns: Sequence[int]) -> float:
-        """How many times as long as profiled a full batch is estimated on as many cores as help, where it has these
-        costs."""
+        """The estimated duration of a full batch divided by the profiled one, on `max_cores`. `costs_ns` are the
+        estimated durations there."""
         return costs_ns[-1] / (self._base(self.profile.max_cores)[-1] * self.margin)
 
     @property
@@ -262,7 +265,7 @@ class Estimate:
             self._costs_ns.clear()
 
     def measured_as(self, other: object) -> None:
-        """Go on with the profile of another estimate of the same variant on the same hardware, and with what was
+        """Take over the profile of another estimate of the same variant on the same hardware, and keep what was
         learnt."""
         assert isinstance(other, Estimate), other
         self.profile = other.profile
@@ -371,7 +374,7 @@ class Estimate:
         return base_ns
 
     def _base_at(self, size: int, cores: float) -> tuple[int, ...]:
-        """The durations that the profile has for rows of this size; of typical rows for 0."""
+        """The durations that the profile has for rows of this size; 0: for typical rows."""
         latency_at = self.profile.latency_at
         highest_ns, costs_ns = 1, [0]
         for batch in range(1, self.profile.max_batch + 1):
@@ -398,7 +401,7 @@ class Estimate:
             self._learning.miss(size, rows)
 
     def reconsider_sizes(self) -> None:
-        """Let policies see what batches of classes have taught, if costs changed enough."""
+        """Let costs follow what batches have taught about sizes, if they change by more than `NOTICED`."""
         lessons = self._lessons()
         before, after = (list(self._reference_ns(each)) for each in (self.size_lessons, lessons))
         if len(before) == len(after) and all(
@@ -417,8 +420,8 @@ class Estimate:
         return self._learning.lessons({size: (each._average, each._prior_weight) for size, each in self._sizes.items()})
 
     def _reference_ns(self, lessons: SizeLessons) -> Iterator[float]:
-        """For each class and for their mean, durations of a batch of one and of a full batch by these lessons, on as
-        many cores as help."""
+        """For each class, and for the mean of the classes, the durations of a batch of one and of a full batch by these
+        lessons, on `max_cores`."""
         cores, mean_ns = self.profile.max_cores, [0.0, 0.0]
         for each in lessons.classes:
             expected_ns = self._sizes[each.size].expected_ns(lessons, cores)
@@ -438,8 +441,8 @@ class Estimate:
             found.follow(lessons)
 
     def parts_ns(self, cores: float) -> tuple[float, list[float]]:
-        """What the profile says of typical rows in two parts: what a batch takes whatever its rows, and the rest, which
-        grows with them, by their number from 0. Their sum is the duration of the profile, or more if that hardly grows
+        """The profile's durations for typical rows, divided into overhead and the rest: F, and R indexed by the number
+        of rows from 0 (`sloop.profile.size_law`). F + R is the duration of the profile, or more if that hardly grows
         with the rows."""
         found = self._parts_ns.get(cores)
         if found is None:
@@ -515,11 +518,12 @@ class ShapeEstimate(Estimate):
 
 
 class SizeEstimate(Estimate):
-    """The estimate for rows of one class of size: what is expected of the class × a correction of its own.
+    """The estimate for rows of one class of sizes: expected durations × a correction of its own.
 
-    Where the profile knows sizes, its durations for the largest rows of the class are expected. Otherwise those that
-    batches of this class have taught, or of others, from the first batch on; the correction then begins after the first
-    `EVERY` batches of the class, and leads from their mean to their P99.
+    If the profile knows sizes, the expected durations are those of the profile for the largest rows of the class. If
+    not, they are what batches of this class, or of other classes, have taught (`sloop.profile.size_law`), from the
+    first batch on. These are means, so the correction begins after the first `EVERY` batches of the class, and moves
+    the estimate from their mean to their P99.
     """
 
     __slots__ = ("_batches", "_whole", "size")
@@ -551,7 +555,8 @@ class SizeEstimate(Estimate):
 
     @property
     def correction(self) -> float:
-        """The factor learnt from finished batches; of a full batch if the profile does not know sizes."""
+        """The factor learnt from finished batches. If the profile does not know sizes: the estimate of a full batch
+        divided by the profile's."""
         if self.profile.knows_sizes:
             return self._applied
         return self._whole._full_ratio(self._costs_on(self.profile.max_cores))
@@ -598,8 +603,8 @@ class SizeEstimate(Estimate):
             self._base_ns.clear()
 
     def expect(self, lessons: SizeLessons) -> None:
-        """Other durations will be expected, by these lessons, than the correction was learnt on: it takes back what
-        they have of it. It stays at least 1, because the slowest batches take longer than the mean."""
+        """These lessons change the expected durations. Divide the correction by the factor of this change, so that it
+        does not count twice. The correction stays at least 1, because the slowest batches take longer than the mean."""
         cores = self.profile.max_cores
         longer = self.expected_ns(lessons, cores)[-1] / self._base(cores)[-1]
         if self._prior_weight < 1.0:
@@ -628,8 +633,9 @@ class SizeEstimate(Estimate):
         return (0, *accumulate((max(1, round(own_ns)) for own_ns in expected_ns[1:]), max))
 
     def _costs(self, cores: float) -> tuple[int, ...]:
-        """If the profile knows no sizes: at least those of the next class below that had batches. If this class had
-        none, at most those of the next one above, and on the line between the two."""
+        """If the profile knows no sizes, the neighbours that had batches bound the costs, because larger rows never
+        take less: the costs are at least those of the next class below. If this class had no batch itself, they are
+        interpolated linearly between its two neighbours; with a neighbour above only, they are at most its costs."""
         own_ns = super()._costs(cores)
         if self.profile.knows_sizes:
             return own_ns

@@ -1,10 +1,12 @@
-"""What the size of rows does to a batch's duration, learnt from finished batches where the profile does not say.
+"""How the size of rows changes the duration of a batch, learnt from finished batches where the profile does not say.
 
-A batch of n rows takes u·F + v·R(n). F and R are the two parts of what the profile says of n rows: what a batch takes
-whatever its rows, and the rest. The overhead u is the same for all sizes; v is one number for each class of sizes, and
-near p + q·size + c·size², as a transformer with its attention takes. The fit is by least squares of relative errors, so
-a batch that a pause made ten times as long counts a hundredth.
-Deterministic: the same batches in the same order give the same numbers.
+A batch of n rows is modelled to take u·F + v·R(n). F and R divide the duration that the profile has for n rows: F is
+the overhead, which does not depend on the rows, and R(n) is the rest. The factor u on the overhead is the same for all
+sizes. The factor v on the rest is one number for each class of sizes. It is expected to be near the *law*
+p + q·size + c·size²: a transformer takes time that is linear in the length, and its attention time that is quadratic.
+
+The fit minimises the squares of relative errors, so that a batch that a pause made ten times as long weighs a
+hundredth. It is deterministic: the same batches in the same order give the same numbers.
 """
 
 from bisect import bisect_left
@@ -16,49 +18,52 @@ from typing import Final
 from msgspec import Struct, field
 
 FADE_BATCHES: Final = 64
-"""After so many batches, earlier ones count less: those of a class in its own number, all of them in what is common."""
+"""After every so many batches, earlier batches lose weight: after as many of a class in its v, after as many of any
+class in the law."""
 KEPT: Final = 0.5
-"""The weight that a batch keeps of its former one then."""
+"""The part of its weight that a batch then keeps."""
 SHARE_KEPT: Final = 0.97
-"""The same for the shares of classes. They are noisy, and every change of them changes the mean that plans are made
-with, so they are taken over some 2,000 batches."""
+"""The same for the shares of classes. It is closer to 1, so that shares are averages over some 2,000 batches: they are
+noisy, and each change of them changes the mean estimate, with which plans are made."""
 PRIOR_BATCHES: Final = 0.003
-"""How many batches the profile counts as: enough where nothing else decides, and less than the first one."""
+"""The weight of the profile in the fit of the law, in batches: enough to decide what no batch decides, and little
+beside the first batch."""
 LAW_BATCHES: Final = 0.5
-"""How many batches of a class the law counts as in the number of this class."""
+"""The weight of the law in the v of a class, in batches of this class."""
 
 
 class ClassLesson(Struct, frozen=True, array_like=True, gc=False):
-    """What policies see of one class."""
+    """What was learnt about one class of sizes, as policies see it."""
 
     size: int
-    """Its largest size."""
+    """The largest size of the class."""
     share: float
     """The fraction of the rows that are of this class."""
     correction: float
-    """The factor on what is expected of its batches."""
+    """The factor on the expected durations of its batches (`SizeEstimate.expected_ns`)."""
     prior_weight: float
-    """How much the profile still counts."""
+    """How much of `correction` is still the 1 of the profile, 0 to 1."""
     per_row: float
-    """v; without meaning if the profile knows sizes."""
+    """v of the class; not used if the profile knows sizes."""
 
 
 _SIZE_OF = attrgetter("size")
 
 
 class SizeLessons(Struct, frozen=True, array_like=True):
-    """What policies see of all classes that had a batch."""
+    """What was learnt about all classes that had a batch, as policies see it."""
 
     classes: tuple[ClassLesson, ...] = ()
-    """Ascending."""
+    """By ascending size."""
     expected: float = 1.0
-    """The factor for classes that had no batch: the mean over the rows of those that had enough."""
+    """The correction of classes that had no batch, or too few: the mean of the others, weighted by their rows and by
+    what their own corrections have of finished batches."""
     overhead: float = 1.0
     """u."""
     slope: float = 0.0
-    """q."""
+    """q of the law."""
     curve: float = 0.0
-    """c."""
+    """c of the law."""
 
     def of(self, size: int) -> ClassLesson | None:
         """The lesson about this class; None if it had no batch."""
@@ -66,7 +71,7 @@ class SizeLessons(Struct, frozen=True, array_like=True):
         return self.classes[at] if at < len(self.classes) and self.classes[at].size == size else None
 
     def around(self, size: int) -> tuple[int, int]:
-        """The next classes below and above this one that had a batch, by their sizes; 0 for none."""
+        """The sizes of the next classes below and above this one that had a batch; 0 for none."""
         below, above = (bisect_left(self.classes, each, key=_SIZE_OF) for each in (size, size + 1))
         return (
             self.classes[below - 1].size if below else 0,
@@ -74,9 +79,9 @@ class SizeLessons(Struct, frozen=True, array_like=True):
         )
 
     def per_row(self, size: int, unit: int) -> float:
-        """v for a class: its own number, or that of the nearest class with what q and c say of the difference. Before
-        the first batch, in proportion to the size if rows of `unit` are known to take what the profile says; 1 if
-        not."""
+        """v of a class. If the class had no batch: that of the next larger class that had one (otherwise of the
+        largest), plus the difference that the law has between the two. Before the first batch of any class, v is in
+        proportion to the size if the profile is known to be for rows of size `unit`, and 1 if that is not known (0)."""
         if not self.classes:
             return size / unit if unit else 1.0
         at = bisect_left(self.classes, size, key=_SIZE_OF)
@@ -88,14 +93,17 @@ NO_LESSONS: Final = SizeLessons()
 
 
 class ClassFigures(Struct):
-    """What the batches of one class have taught: sums over them of r = R/t, f·r = F/t · R/t and r², with t the measured
-    duration."""
+    """Sums over the batches of one class, from which its v and its share follow.
+
+    With t the measured duration of a batch, f = F/t and r = R(n)/t. The sums are of r, f·r and r².
+    """
 
     rows: float = 0.0
+    """How many rows came; earlier ones weigh less (`SHARE_KEPT`)."""
     seen: int = 0
     """How many batches there were."""
     batches: float = 0.0
-    """How many count."""
+    """The sum of their weights."""
     r: float = 0.0
     fr: float = 0.0
     rr: float = 0.0
@@ -109,21 +117,21 @@ class ClassFigures(Struct):
         self.rr = kept * (self.rr + r * r)
 
     def per_row(self, overhead: float, expected: float) -> float:
-        """v of this class for an overhead u; `expected` is the law's. At least 0."""
+        """v of this class for an overhead u, at least 0. `expected` is the v of the law."""
         own = (self.r - overhead * self.fr) / self.rr
         return max(0.0, (self.batches * own + LAW_BATCHES * expected) / (self.batches + LAW_BATCHES))
 
 
 TERMS: Final = 4
-"""Of the law: u, p, q and c."""
+"""The number of terms that are fitted together: u, p, q and c."""
 
 
 class SizeLaw(Struct):
-    """u, p, q and c over all classes, with the sums that they follow from. None is negative, so that larger rows never
-    take less.
+    """u, p, q and c over all classes, with the sums from which they follow. None of the four is negative, so that
+    larger rows never take less.
 
-    `unit` is the size in which q and c count: rows of this size take what the profile says, as long as no batch has
-    taught otherwise. 0: unknown until the first batch, whose size it becomes.
+    Sizes are divided by `unit` here. It is the size of the rows for which the profile was measured: until batches
+    teach otherwise, v is 1 at this size. 0: not known; then it becomes the size of the first batch.
     """
 
     unit: int = 0
@@ -136,8 +144,10 @@ class SizeLaw(Struct):
     """c, for rows of `unit`."""
     batches: float = 0.0
     products: list[float] = field(default_factory=lambda: [0.0] * TERMS * TERMS)
-    """Of each two terms of a batch, f, r, r·size and r·size², summed over the batches."""
+    """The products of each two of the terms f, r, r·size and r·size² of a batch, summed over the batches: a symmetric
+    matrix, row by row."""
     sums: list[float] = field(default_factory=lambda: [0.0] * TERMS)
+    """These terms, summed over the batches."""
 
     def add(self, size: int, f: float, r: float) -> None:
         """Add a batch of rows of this size."""
@@ -149,7 +159,7 @@ class SizeLaw(Struct):
         self.batches += 1.0
 
     def fade(self) -> None:
-        """Let what was added so far count less."""
+        """Reduce the weight of all batches so far."""
         self.products = [KEPT * each for each in self.products]
         self.sums = [KEPT * each for each in self.sums]
         self.batches *= KEPT
@@ -160,7 +170,8 @@ class SizeLaw(Struct):
         return self.fixed + relative * (self.slope + self.curve * relative)
 
     def fit(self) -> None:
-        """Compute the terms from the batches so far. What they leave open, the profile decides: u = 1, q = 1."""
+        """Compute u, p, q and c from the batches so far. Where the batches do not decide, the profile does: u and q are
+        pulled towards 1, p and c towards 0, with the weight `PRIOR_BATCHES`."""
         matrix, target = [self.products[at : at + TERMS] for at in range(0, TERMS * TERMS, TERMS)], list(self.sums)
         for place, prior in enumerate((1.0, 0.0, 1.0, 0.0)):
             weight = PRIOR_BATCHES * matrix[place][place] / self.batches
@@ -170,14 +181,14 @@ class SizeLaw(Struct):
 
 
 class SizeLearning(Struct):
-    """What finished batches of all classes have taught. `fits` is False if the profile knows sizes, so that only the
-    shares of the classes are learnt here."""
+    """What finished batches of all classes have taught. If the profile knows sizes, `fits` is False: then only the
+    shares of the classes are learnt here, beside the corrections that `SizeEstimate` learns."""
 
     law: SizeLaw
     fits: bool
     seen: int = 0
     figures: dict[int, ClassFigures] = {}  # msgspec copies the empty dict for each
-    """By class."""
+    """By the largest size of a class."""
 
     def add(self, size: int, rows: int, f: float, r: float) -> None:
         """A batch of `rows` of a class has finished. f and r as in `ClassFigures`."""
@@ -198,12 +209,12 @@ class SizeLearning(Struct):
                 self.law.fade()
 
     def miss(self, size: int, rows: int) -> None:
-        """Rows of a class have come and were not served. Without them, the share of a class would fall because it is
-        dropped, and plans would leave it without the cores that it needs."""
+        """Rows of a class were dropped. They count in its share: otherwise the share would fall because rows are
+        dropped, and plans would give the class even fewer cores."""
         self.figures.setdefault(size, ClassFigures()).rows += rows
 
     def lessons(self, taught: Mapping[int, tuple[float, float]]) -> SizeLessons:
-        """What it says now. `taught` has the correction of each class, and how much the profile counts in it."""
+        """What was learnt so far. `taught` has for each class its correction and the `prior_weight` of it."""
         figures = {size: own for size, own in self.figures.items() if own.seen}
         law, rows = self.law, sum(each.rows for each in figures.values())
         if self.fits:
@@ -226,10 +237,11 @@ class SizeLearning(Struct):
 
 
 def least_squares(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
-    """The x ≥ 0 for which xᵀ·matrix·x - 2·target·x is least; `matrix` is symmetric and positive definite.
+    """Non-negative least squares: the x ≥ 0 that minimises xᵀ·matrix·x - 2·target·x. `matrix` is symmetric and positive
+    definite.
 
-    At the least, some components are 0, and the others solve the equations without these. There are few components, so
-    every choice of those that are not 0 is tried.
+    At the minimum some components are 0, and the others solve the linear equations that remain without these. There
+    are few components, so every set of components that may differ from 0 is tried.
     """
     count = len(target)
     best, least = [0.0] * count, 0.0
@@ -246,7 +258,8 @@ def least_squares(matrix: Sequence[Sequence[float]], target: Sequence[float]) ->
 
 
 def _solved(matrix: list[list[float]], target: list[float]) -> list[float]:
-    """The solution of equations with a positive definite matrix, by elimination."""
+    """The solution of linear equations with a positive definite matrix, by Gaussian elimination. Both arguments are
+    overwritten."""
     count = len(target)
     for pivot in range(count):
         for row in range(pivot + 1, count):

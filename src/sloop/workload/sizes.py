@@ -1,8 +1,9 @@
-"""How many rows the requests of a trace bring, and how large these are: what a user writes under `rows:` and `sizes:`.
+"""How many rows the requests of a trace have, and how large these are: what a user writes under `rows:` and `sizes:`.
 
-A number, a list of equally likely ones, a distribution (`kind:`), the numbers in a file (`file:`), equally likely too,
-or a column of the trace's own file (`column:`), whose numbers stay with their arrivals. The first three draw one number
-for each arrival of the finished trace, from a stream of their own, so that they change no instant.
+It is a number, a list of equally likely numbers, a distribution (`kind:`), a file of equally likely numbers (`file:`),
+or a column of the trace's own file (`column:`). The numbers of a column stay with their arrivals. In all other cases
+one number is drawn for each arrival of the finished trace, from a random stream of its own, so that no arrival time
+changes.
 """
 
 from bisect import bisect
@@ -23,7 +24,7 @@ from sloop.workload.trace import Trace, Work
 
 ROWS: Final = Range(least=1, most=1e6)
 SIZES: Final = Range(least=0, most=1e9)
-"""0: every row of the model is equally large."""
+"""Size 0 stands for a model whose rows are all equally large."""
 
 
 class Numbers(Protocol):
@@ -36,7 +37,7 @@ class Numbers(Protocol):
 
     @property
     def most(self) -> int:
-        """The largest one."""
+        """The largest one that is drawn."""
         ...
 
     def draws(self, rng: Random) -> Iterator[int]:
@@ -88,8 +89,9 @@ class UniformNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LognormalNumbers:
-    """Half of the numbers are below `median`, and their logarithm is normal with the standard deviation `sigma`: as the
-    lengths of texts are. What lies outside `least` and `most` is cut to them, as a tokeniser cuts a text."""
+    """A log-normal distribution: the logarithm is normal with standard deviation `sigma` around that of `median`. The
+    lengths of texts are roughly so. A number outside `least` to `most` is cut to the nearer of them, as a tokeniser
+    cuts a text."""
 
     median: PositiveFloat
     sigma: Annotated[float, Range(least=0, most=10)]
@@ -118,7 +120,8 @@ KINDS: Final[Mapping[str, type[WeightedNumbers | UniformNumbers | LognormalNumbe
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """The numbers in a `file`, each equally likely, or those in a column of the trace's own file, if none is named."""
+    """The numbers in a `file`, each equally likely. If no file is named: those in a column of the trace's own file,
+    each for its own request."""
 
     column: str = ""
     file: Path | None = None
@@ -160,7 +163,8 @@ def numbers_from(value: Value, limits: Range, folder: Path) -> Numbers:
 
 
 def drawn(trace: Trace, *, seed: int, rows: Numbers | None, sizes: Numbers | None) -> Trace:
-    """The trace, whose requests bring drawn rows and sizes; None for those that they brought before."""
+    """The trace with newly drawn rows and sizes of its requests. None: the requests keep the rows, or sizes, that they
+    have."""
     names = [name for name, numbers in (("rows", rows), ("sizes", sizes)) if numbers is not None]
     if not names:
         return trace
@@ -182,7 +186,7 @@ def drawn(trace: Trace, *, seed: int, rows: Numbers | None, sizes: Numbers | Non
 def numbers_of(declared: NumbersOption, limits: Range, folder: Path) -> Numbers:
     """The distribution that is declared; relative file names start at `folder`. InputError for a mistake in its file.
 
-    `declared` is no column of the trace's own file, which is read with the trace.
+    `declared` must not be a column of the trace's own file: this is read with the trace.
     """
     if not isinstance(declared, NumberColumn):
         return declared
