@@ -108,6 +108,7 @@ class ServedVersion:
         "answer_needs",
         "answered_rows",
         "application",
+        "is_sized",
         "is_whole",
         "joining",
         "key",
@@ -143,6 +144,8 @@ class ServedVersion:
         self.is_whole = False
         """Whether requests are one unit each, because a model of a first stage may mix their rows: to the core, such a
         request is one row, and the number of its rows is a part of the row's size."""
+        self.is_sized = False
+        """Whether such a request has had several rows, or rows of a size. Before, they are all alike."""
         self.look_at_joining()
 
     def look_at_joining(self) -> None:
@@ -548,7 +551,8 @@ class Driver:
         self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, size, outputs)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
-        if served.is_whole:
+        if served.is_whole and (served.is_sized or rows > 1 or size):
+            served.is_sized = True
             rows, size, shape = 1, rows * (size or 1), ()
         if self._has_several_applications or version or request_id or trace:
             name = application if self._has_several_applications or version else ""
