@@ -21,6 +21,7 @@ from sloop.runlog.segments import segment_path
 from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems.replay import header_of
+from tests.sim.scene import world
 
 SCENARIO = Path(__file__).parents[2] / "examples/three/bursts.yaml"
 RUN = "20261130T000000000Z"
@@ -83,3 +84,16 @@ def test_a_system_that_prints_spoils_no_answer(tmp_path: Path) -> None:
         process.kill()
     assert "error" not in told
     assert mark.exists()
+
+
+def test_plans_and_other_systems_get_the_rows_and_sizes_that_came(tmp_path: Path) -> None:
+    made = world(trace={"kind": "poisson", "rate": 20, "rows": 4, "sizes": [16, 512]})
+    folder = tmp_path / "log"
+    folder.mkdir()
+    with FileLog(segment_path(folder, RUN, 1), header_of(made.setup(), origin="sim")) as log:
+        simulate(made, [log], check_first=0)
+    (stage,) = answer(Asked(str(folder), AskPlan({"scene": 10.0})))["stages"]
+    assert (stage["rows"], stage["rate_rps"]) == (4.0, 40.0)
+    run, other = answer(Asked(str(folder), AskWhatIf(60.0, ["early-drop"])))["runs"]
+    assert run["rows"] == other["rows"] == 4 * run["requests"]
+    assert [each["size"] for each in other["sizes"]] == [16, 512]

@@ -9,6 +9,7 @@ bounds on time and memory, and whatever happens to it, the page goes on. A quest
 import os
 import resource
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +27,18 @@ from sloop.runlog.segments import LogSegment, opened, segments_in
 from sloop.serve.processes import begin, own_stdout
 from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
+from sloop.systems.mix import WorkMix
 from sloop.systems.planning import explain_plan
 from sloop.systems.replay import ServedApplications, system_of
 from sloop.systems.setup import set_up
 from sloop.systems.system import is_system_file
 from sloop.vocabulary import Request
+from sloop.workload import Work
 
 SYSTEMS_MAX: Final = 8
 LAST_S_MAX: Final = 3_600.0
+WORKS: Final = 10_000
+"""Of so many of the last requests the rows and sizes are planned for."""
 PEEKED_LINES: Final = 2_000
 """Lines of a segment that are read to find its first request."""
 
@@ -45,10 +50,13 @@ def answer(asked: Asked) -> dict[str, Any]:
         case AskRequest(name):
             return story(log, name)
         case AskPlan(rates_rps, system, arrivals):
-            deployment = served_now(_newest(log))
+            newest = _newest(log)
+            deployment = served_now(newest)
             choice = served_or_known(SystemChoice(system), deployment) if system else None
             setup = set_up(deployment, choice, must_fit=False)
-            report: dict[str, Any] = _plain(explain_plan(setup, rates_rps, arrivals))
+            report: dict[str, Any] = _plain(
+                explain_plan(setup, rates_rps, arrivals, mixes=brought_lately(newest, deployment))
+            )
             return report
         case AskWhatIf(last_s, systems):
             return what_if(log, min(last_s, LAST_S_MAX), systems)
@@ -62,6 +70,16 @@ def served_now(log: RecordedLog) -> Deployment:
     present = [application for name, application in served.by_name.items() if name not in served.ended]
     applications = tuple(replace(application, cluster=header.cluster) for application in present)
     return Deployment(header.name, applications, system_of(header, applications), header.cluster)
+
+
+def brought_lately(log: RecordedLog, deployment: Deployment) -> dict[str, WorkMix]:
+    """By application, what its last requests in a log brought."""
+    first, works = deployment.applications[0].name, dict[str, deque[Work]]()
+    for _, record in log:
+        if isinstance(record, Request):
+            own = works.setdefault(record.application or first, deque(maxlen=WORKS))
+            own.append(Work(record.rows, record.size))
+    return {name: WorkMix.of(tuple(own)) for name, own in works.items()}
 
 
 def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> dict[str, Any]:
