@@ -40,7 +40,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import Action, Order, StartBatch, StartWorker, StopWorker
+from sloop.actions import Action, Order, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.app.application import Application
 from sloop.errors import MachineError
 from sloop.events import WOKE, BatchFailed, BatchLost, Cancelled, Event, Finished, Planned
@@ -659,11 +659,18 @@ class RemoteCluster:
             self.core_loop.do(self._order, order)
 
     def _order(self, order: Order) -> None:
-        if isinstance(order, StartWorker) and self.backend.servable(order.spec.stage, order.spec.variant) is None:
-            key = order.spec.stage, order.spec.variant
-            deployed = next(each for each in self._versions if key in each[0])
-            self.backend.learn(*deployed, threads_prepared=1)
+        for servables, wirings in self._versions:  # whoever deploys a version says what it consists of before
+            if self._is_about(order, servables) and self.backend.servable(*next(iter(servables))) is None:
+                self.backend.learn(servables, wirings, threads_prepared=1)
         self.backend.order(order)
+
+    @staticmethod
+    def _is_about(order: Order, servables: Mapping[tuple[str, str], Servable]) -> bool:
+        if isinstance(order, StartWorker):
+            return (order.spec.stage, order.spec.variant) in servables
+        if not isinstance(order, Transfer):
+            return False
+        return order.weights.model in {weights.model for each in servables.values() for weights in each.weights}
 
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The answer of the planner, as its process is now."""

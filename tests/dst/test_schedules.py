@@ -42,6 +42,9 @@ FAILED_ONCE = {
     301616: "a replica outside the plan was kept until another had the cores that it was refused",
     40650: "a start on a node that was given up lived on without its transfer, and was adopted",
     701809: "parts of a first plan never got their other layers",
+    810: "a part that was stopped for a batch elsewhere in its pipeline lived on, on cores that were given away",
+    894: "a limit that the machine refused was reported as a resize that nobody had ordered",
+    1000572: "the layers of a part were ordered again without a pause, from a store that refuses at once",
 }
 """Seeds that failed once, and why. A seed loses its meaning when what is drawn changes: the tests of the core have each
 mistake on its own."""

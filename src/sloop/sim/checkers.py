@@ -341,7 +341,7 @@ class WaitingKeys:
 class CheckedNode:
     """A node: its state, what it holds, and for how long it was charged."""
 
-    __slots__ = ("arriving", "charged_ns", "files", "node", "replicas", "said", "since_ns", "state")
+    __slots__ = ("arriving", "charged_ns", "failed", "files", "node", "replicas", "said", "since_ns", "state")
 
     def __init__(self, node: Node, now_ns: int = 0) -> None:
         self.node = node
@@ -351,6 +351,8 @@ class CheckedNode:
         """What it has, as it says when it joins; the core counts on them as far as the node has memory."""
         self.arriving: dict[TransferId, actions.Transfer] = {}
         """The transfers to it."""
+        self.failed: set[TransferId] = set()
+        """Those that have failed; the replicas that wait for them will be reported lost."""
         self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
         self.replicas: dict[ReplicaId, CheckedReplica] = {}
         self.since_ns: int | None = None if node.on_demand else now_ns
@@ -401,7 +403,7 @@ class CheckedNode:
             return 0
         own = [each for each in self.replicas.values() if each.weights is not None]
         copies = [each.weights for each in own if each.assembles]
-        arrived = [each for each in own if each.transfer not in (None, *self.arriving)]
+        arrived = [each for each in own if each.transfer not in (None, *self.arriving, *self.failed)]
         files = {each.weights for each in arrived if self._loads(each)}
         arriving = [each.weights for each in self.arriving.values() if each.weights.layers is None]
         found = [*(self.files | files), *arriving, *copies]
@@ -1266,6 +1268,7 @@ class Checkers:
         node = self._state.nodes.get(event.node)
         if node is not None:
             node.arriving.pop(event.transfer, None)
+            node.failed.add(event.transfer)
 
     def _cancel_transfer(self, order: actions.CancelTransfer) -> None:
         """Only a transfer that is under way is cancelled, and for which no replica of the node waits."""
