@@ -312,24 +312,24 @@ def trace_at(
 
 
 def works_options(function: Callable[..., CommandOutput | None]) -> Callable[..., CommandOutput | None]:
-    """The options `--rows` and `--sizes`, of which `with_works` makes what the requests of a trace bring."""
+    """Adds the options `--rows` and `--sizes`, which `with_works` applies to a trace."""
     rows = click.option(
         "--rows",
         metavar="NUMBERS",
-        help="How many rows each request brings, instead of what TRACE says: a number, a list, or a distribution such "
-        "as '{kind: uniform, least: 1, most: 16}'.",
+        help="How many rows each request has [default: as its trace says, or 1]: a number, a list, or a distribution "
+        "such as '{kind: uniform, least: 1, most: 16}'.",
     )
     sizes = click.option(
         "--sizes",
         metavar="NUMBERS",
-        help="How large these rows are (length of a text, height × width of an image), such as "
-        "'{kind: lognormal, median: 60, sigma: 0.8, most: 512}' or '{file: lengths.txt}'.",
+        help="How large these rows are (length of a text, height × width of an image) [default: as the trace says, or "
+        "all equally large], such as '{kind: lognormal, median: 60, sigma: 0.8, most: 512}' or '{file: lengths.txt}'.",
     )
     return rows(sizes(function))
 
 
 def with_works(trace: Trace, rows: str | None, sizes: str | None, *, seed: int) -> Trace:
-    """The trace, whose requests bring what `--rows` and `--sizes` say. InputError for a mistake in these."""
+    """The trace with the rows and sizes that `--rows` and `--sizes` say. InputError for a mistake in these."""
     return drawn(trace, seed=seed, rows=_numbers(rows, "--rows", ROWS), sizes=_numbers(sizes, "--sizes", SIZES))
 
 

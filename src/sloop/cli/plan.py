@@ -50,13 +50,13 @@ CODE_NOTE: Final = (
     "A system that is a Python file (`system: ./mine.py`, --system ./mine.py) is executed in this process, with your "
     "rights: do not plan or check the files of somebody whose code you would not run."
 )
-NOTES = f"""APP is an application file, a deployment file or a model file; several of them share one cluster. No model
+NOTES = f"""APP is an application, deployment, scenario or model file; several of them share one cluster. No model
 is started or measured, and nothing is written: the system's policies compute the plans that they would keep at these
 rates, and the profiles predict their latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then
 returns 1. {CODE_NOTE}"""
 RATE_MAX: Final = 1e7
 WORKS: Final = 10_000
-"""Of so many requests the rows and sizes are looked at."""
+"""The rows and sizes of the first so many requests of a trace make the mean that is planned for."""
 RATE_HELP: Final = "Requests per second: R for each application, or NAME=R for one (may be repeated)."
 arrivals_option = click.option(
     "--arrivals",
@@ -100,7 +100,8 @@ def plan(
 def _mixes(
     apps: Sequence[Path | str], deployment: Deployment, rows: str | None, sizes: str | None
 ) -> dict[str, WorkMix]:
-    """What the requests of each application bring: as --rows and --sizes say, or the trace of the scenario in APP."""
+    """The rows and sizes of the requests of each application: as --rows and --sizes say, otherwise as the trace of the
+    scenario in APP says, otherwise one row of the only size."""
     ordinary = generated(Equal(1.0), seed=0, duration_ns=s(WORKS))
     is_scenario = len(apps) == 1 and isinstance(apps[0], Path) and has_traces(apps[0])
     found: dict[str, WorkMix] = {}

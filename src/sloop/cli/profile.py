@@ -345,8 +345,8 @@ def _examined_rows(
     sizes: RowSizes,
     batches: tuple[int, ...] | None,
 ) -> tuple[ExaminedModel, dict[str, tuple[int, ...]], dict[int, dict[str, tuple[int, ...]]]]:
-    """The model, the shapes of its typical rows, and by size those of the others that are to be measured. InputError
-    for sizes or batches that it cannot have."""
+    """The model, the input shapes of its typical rows, and by size the input shapes of the other rows to measure.
+    InputError for sizes or batches that it cannot have."""
     by_size: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def typical(known: ExaminedModel) -> dict[str, tuple[int, ...]]:
@@ -409,8 +409,8 @@ def _path(out: Path | None, model: Path, hardware: str | None) -> Path:
 
 
 def _wanted_sizes(given: tuple[Lengths, ...] | None, source: Path | None, *, measures_latency: bool) -> RowSizes:
-    """The sizes to measure. UsageError for sizes twice, or where latencies are not measured; InputError for a file that
-    is not there."""
+    """The sizes to measure. UsageError if both options are given, or if latencies are not measured; InputError for a
+    file that does not exist."""
     wanted = RowSizes(given or (), source)
     if given and source is not None:
         raise click.UsageError("--sizes says which sizes are measured, and so does --sizes-from: give one of them.")
@@ -466,7 +466,7 @@ class _Sweep:
     batch: bool = True
     """False if no first dimension counts rows."""
     further: Mapping[int, Shapes] = field(default_factory=dict)
-    """Other sizes of rows that are measured, with the shapes of inputs."""
+    """The sizes to measure beside the typical one, with their input shapes."""
 
     @property
     def served(self) -> tuple[float, ...]:

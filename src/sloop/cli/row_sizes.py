@@ -30,7 +30,7 @@ from sloop.systems.replay import sizes_in
 from sloop.text import number
 
 TERMS: Final = 3
-"""Of the fit, which has no errors at as many sizes."""
+"""The number of terms of the fit: it has no errors if there are only so many sizes."""
 
 
 def lengths_list(text: str) -> tuple[Lengths, ...]:
@@ -43,7 +43,7 @@ def lengths_list(text: str) -> tuple[Lengths, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowSizes:
-    """The sizes to measure: as given, or from a file or a log; neither if rows of one size are measured."""
+    """The sizes to measure: `given`, or taken from `source`, a file or a log. Neither: rows of one size."""
 
     given: tuple[Lengths, ...] = ()
     source: Path | None = None
@@ -72,7 +72,8 @@ class RowSizes:
 
 
 def middle(rows: Mapping[int, dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the middle size; of an even number the smaller one. Empty if there are none."""
+    """The input shapes of the middle size; of an even number of sizes, of the smaller one in the middle. Empty without
+    any."""
     shapes = [*rows.values()]
     return shapes[(len(shapes) - 1) // 2] if shapes else {}
 
@@ -91,7 +92,7 @@ def value_of_sizes(made: Profile) -> dict[str, Any]:
 
 
 def display_sizes(made: Profile) -> Sequence[RenderableType]:
-    """Latencies by size, what they show, and how to measure them if that was not done."""
+    """Latencies by size and what follows from them; for a profile of one size, how to measure others."""
     if not made.sizes:
         return []
     first, last = made.sizes[0].size, made.sizes[-1].size
