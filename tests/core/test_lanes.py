@@ -4,6 +4,7 @@ A batch of n rows takes (10 + n) ms, and n rows of size s take 10 + n·s/10 ms.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId, Slot, Visit, WorkerId
 from tests.core import scene as scenes
 from tests.core.scene import Belief, Scene, plan_of
+from tests.counting import calls_of
 
 
 @dataclass
@@ -410,3 +412,37 @@ def test_every_request_ends_once_and_every_batch_is_one_pass(
                 due = sorted([*due, (now_ns + running.cost_ns, 1, finished)], key=lambda each: each[:2])
     assert sorted(ended) == list(range(len(requests)))
     assert stage.monitor.waiting == stage.monitor.running == 0
+
+
+# What it costs
+
+
+def calls_of_arrival(waiting: int, **options: Any) -> int:
+    """What one more visit costs when so many wait, each of a size of its own."""
+    scene = warm(queue_max=10_000, drop=Never(), **options)
+    arrive(scene, *[request(id, 1, 100 + id, slo_ms=900_000) for id in range(waiting)])
+    return calls_of(lambda: scene.act(1, request(waiting, 1, 99, at_ms=1, slo_ms=900_000))).total()
+
+
+def test_a_visit_costs_the_same_however_many_wait_for_a_replica() -> None:
+    assert calls_of_arrival(400, count=0) <= calls_of_arrival(50, count=0) + 10
+
+
+def test_lanes_that_wait_for_more_visits_are_each_looked_at_once() -> None:
+    few, many = (calls_of_arrival(waiting, batch=Timeout(s(60))) for waiting in (50, 400))
+    assert many <= 8 * few
+
+
+def test_lanes_whose_visits_are_hopeless_are_each_looked_at_once() -> None:
+    def calls(waiting: int) -> int:
+        scene = warm(queue_max=10_000)
+        scene.act(0, request(waiting))
+        (order,) = (action for action in scene.actions if isinstance(action, StartBatch))
+        arrive(scene, *[request(id, 1, 100 + id, at_ms=1) for id in range(waiting)])
+        stage = scene.application.stages["only"]
+        stage.ran_ns = {stage.sizes.class_of(100 + id): ms(1) for id in range(waiting)}  # so that none is tried
+        found = calls_of(lambda: scene.act(995, Finished(order.batch, order.replica, ms(1)))).total()
+        assert list(outcomes(scene).values()).count(Outcome.DROPPED) == waiting
+        return found
+
+    assert calls(400) <= 8 * calls(50) * 1.1

@@ -314,18 +314,26 @@ class DataPath:
         its visits."""
         pool, wake_ns, asked = stage.pool, FOREVER_NS, set[LaneKey]()
         aside: list[Replica] = []
-        while True:
-            lanes = stage.queue.lanes(stage.lane_key) if pool.idle else []
-            lane = next((each for each in lanes if each.key not in asked), None)
-            if lane is None:
-                return pool.end_round(aside, wake_ns)
+        lanes, left = list[Lane](), list[Lane]()  # `left`: those to look at, the next one last
+        is_changed, is_due_known = True, False  # of `lanes`
+        while pool.idle and (left or is_changed):
+            if not left:
+                lanes, is_changed, is_due_known = stage.queue.lanes(stage.lane_key), False, False
+                left = [each for each in reversed(lanes) if each.key not in asked]
+                continue
+            lane = left[-1]
+            waiting = len(lane.visits)
             replica = pool.idle[self._choose(now_ns, pool.idle, pool.last) if len(pool.idle) > 1 else 0]
             rate = replica.service_rate.at(lane.size, stage.limits)
             self._prune(now_ns, stage, lane, rate.batch_max, rate, "", out, is_idle=True)
-            if not lane.visits:
+            if len(lane.visits) < waiting:
+                is_changed = True
+                # Without any it is no lane; with others first, its place among the lanes may be another one.
+                del left[-1 if not lane.visits else 0 :]
                 continue
-            if len(pool.idle) == 1:
-                lane.others_due_ns = self._due_ns(now_ns, stage, [each for each in lanes if each is not lane])
+            if len(pool.idle) == 1 and not is_due_known:
+                self._find_due(now_ns, stage, lanes)
+                is_due_known = True
             costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
             limit, costs_ns = fitting(lane.visits, rate.batch_max, costs_ns)
             if lane.visits[0].group:
@@ -336,16 +344,19 @@ class DataPath:
                 assert decision.count <= limit, f"batch of {decision.count} at {stage.name}, whose limit is {limit}"
                 pool.remove_idle(replica)
                 self._start(now_ns, replica, rate, lane.take(decision.count), out)
+                left, is_changed = [], True
             elif decision.skip:
                 assert decision.skip > 0, f"a batch policy drops {decision.skip} requests at {stage.name}"
                 alone_ns = rate.least_alone_ns + lane.remaining_ns
                 self._skip(now_ns, stage, lane.take(decision.skip), alone_ns, out)
+                left, is_changed = [], True
             elif decision.wait_until_ns < FOREVER_NS:
                 assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                asked.add(lane.key)
+                asked.add(left.pop().key)
                 wake_ns = min(wake_ns, decision.wait_until_ns)
             else:
                 aside += pool.set_aside(replica.device_key)
+        return pool.end_round(aside, wake_ns)
 
     def _start(self, now_ns: int, replica: Replica, rate: ServiceRate, visits: list[Visit], out: list[Action]) -> None:
         """Start a batch of these visits."""
@@ -367,16 +378,21 @@ class DataPath:
         stage.ran_ns[size] = now_ns
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size, pieces))
 
-    def _due_ns(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> int:
-        """The latest instant at which the only idle replica can begin the first visit of one of these lanes, so that
-        this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS` if none counts."""
-        rate, earliest_ns = stage.pool.idle[0].service_rate, FOREVER_NS
-        for lane in lanes:
+    def _find_due(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> None:
+        """Set `others_due_ns` of these lanes: the latest instant at which the only idle replica can begin the first
+        visit of another one, so that this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS`
+        if none counts."""
+        rate, first, earliest_ns, next_ns = stage.pool.idle[0].service_rate, None, FOREVER_NS, FOREVER_NS
+        for lane in filter(lambda each: each.visits, lanes):
             visit = lane.visits[0]
             taken_ns = rate.at(lane.size, stage.limits).least_ns(visit.rows) + lane.remaining_ns
-            if now_ns <= visit.deadline_ns - taken_ns:
-                earliest_ns = min(earliest_ns, visit.deadline_ns - taken_ns)
-        return earliest_ns
+            due_ns = visit.deadline_ns - taken_ns
+            if now_ns <= due_ns < earliest_ns:
+                first, earliest_ns, next_ns = lane, due_ns, earliest_ns
+            elif now_ns <= due_ns:
+                next_ns = min(next_ns, due_ns)
+        for lane in lanes:
+            lane.others_due_ns = next_ns if lane is first else earliest_ns
 
     def _skip(self, now_ns: int, stage: StageState, visits: Sequence[Visit], alone_ns: int, out: list[Action]) -> None:
         """Drop the first visits, as the batch policy says."""
@@ -652,7 +668,8 @@ class DataPath:
         for piece in stage.pieces_of(visit) if visit.rows != 1 else (visit,):
             stage.queue.push(now_ns, piece)
         self._is_split = self._is_split or bool(stage.split)
-        stage.weigh()
+        if stage.is_weight_due:
+            stage.weigh()
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
         """Drop the request of a visit; reject it if no replica has started for it."""

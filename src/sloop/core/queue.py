@@ -66,12 +66,11 @@ class Queue:
         """The first `LOOKED_AT` visits, divided into lanes by `key_of`. The lanes are in the order of their first
         visits."""
         lanes: dict[LaneKey, Lane] = {}
-        for place, visit in enumerate(self.visits[:LOOKED_AT]):
+        for visit in self.visits[:LOOKED_AT]:
             key = key_of(visit)
             lane = lanes.get(key)
             if lane is None:
                 lanes[key] = lane = Lane(self, key)
-            lane.places.append(place)
             lane.visits.append(visit)
         return list(lanes.values())
 
@@ -135,16 +134,14 @@ class Queue:
 
 class Lane:
     """The visits of a mixed queue that can share a forward pass, in queue order. A lane is a `QueueView`, and is valid
-    until the queue changes."""
+    until a visit enters the queue."""
 
-    __slots__ = ("_queue", "key", "others_due_ns", "places", "visits")
+    __slots__ = ("_queue", "key", "others_due_ns", "visits")
 
     def __init__(self, queue: Queue, key: LaneKey) -> None:
         self._queue = queue
         self.key = key
         self.others_due_ns = FOREVER_NS
-        self.places: list[int] = []
-        """The positions of its visits in the queue."""
         self.visits: list[Visit] = []
 
     @property
@@ -175,11 +172,11 @@ class Lane:
         return taken
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Remove the visits at these ascending indices from the queue. If there are any, the lane is emptied, because
-        the positions of its other visits have changed."""
+        """Remove the visits at these ascending indices from the queue."""
         if indices:
-            self._queue.remove([self.places[index] for index in indices])
-            self.visits.clear()
+            gone = {id(self.visits[index]) for index in indices}
+            self._queue.remove([at for at, visit in enumerate(self._queue.visits[:LOOKED_AT]) if id(visit) in gone])
+            self.visits = [visit for visit in self.visits if id(visit) not in gone]
 
 
 def rows_of(visits: Sequence[Visit]) -> int:

@@ -50,6 +50,12 @@ RESTART_NS_MAX = s(30)
 from 10 s to 5 min (CrashLoopBackOff), too long for a server whose only replica answers within milliseconds."""
 
 
+WEIGHED_VISITS = 32
+WEIGHED_PARTS = 16
+"""A queue is weighed whenever a visit enters it; one of more than 32 visits when it has grown or shrunk by 1/16, so
+that a visit costs the same however many wait."""
+
+
 @dataclass(slots=True, eq=False)
 class RestartBackoff:
     """When a lost worker of a stage may be replaced. The delay grows while nothing shows between the losses that the
@@ -154,6 +160,8 @@ class StageState:
         self.queue = Queue(name, order)
         self.monitor = monitor
         self.limits = BatchLimits()
+        self._weighed = 0
+        """How many visits the queue had when it was weighed."""
         self.pool = ReplicaPool(beliefs, self.limits)
         self.backoff = RestartBackoff()
         self.start_backoff = RestartBackoff()
@@ -186,9 +194,15 @@ class StageState:
         if self.queue.is_mixed and self.queue.visits:
             self.weigh()
 
+    @property
+    def is_weight_due(self) -> bool:
+        """Whether the queue is another one than when it was weighed."""
+        count = len(self.queue.visits)
+        return count <= WEIGHED_VISITS or abs(count - self._weighed) * WEIGHED_PARTS >= count
+
     def weigh(self) -> None:
         """Set `times.visit_ns` from the sizes of the rows that wait; the queue is mixed and not empty."""
-        rows = Counter[int]()
+        self._weighed, rows = len(self.queue.visits), Counter[int]()
         for visit in self.queue.visits[:LOOKED_AT]:
             rows[self.sizes.class_of(visit.size)] += visit.rows
         total_ns = sum(count * self.pool.row_ns(size) for size, count in rows.items())
