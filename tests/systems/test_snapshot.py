@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sloop.actions import StartWorker
+from sloop.actions import StartBatch, StartWorker
 from sloop.app.load import load_application
 from sloop.core import Core
 from sloop.core.views import Belief
@@ -21,7 +21,7 @@ from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_
 from sloop.testing.restoring import fresh_run, restored_run, restores, through_json
 from sloop.units import ms, s
 from sloop.vocabulary import Slot
-from tests.sim.scene import in_parts
+from tests.sim.scene import in_parts, world
 
 
 def test_pipelines_are_in_a_snapshot() -> None:
@@ -32,6 +32,17 @@ def test_pipelines_are_in_a_snapshot() -> None:
         place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartWorker) and each.part)
         place = kinds.index(kind, place)
         assert restores(world, (place + 1) / len(kinds))
+
+
+def test_pieces_of_requests_and_lanes_of_sizes_are_in_a_snapshot() -> None:
+    trace = {"kind": "poisson", "rate": 40, "rows": [1, 10], "sizes": [16, 512]}
+    made = world(trace=trace, system={"name": "static", "replicas": 2, "cores": 1.0}, max_batch=4)
+    log = MemoryLog()
+    simulate(made, [log], check_first=0)
+    pieces = [place for place, (_, each) in enumerate(log) if isinstance(each, StartBatch) and each.pieces]
+    assert len(pieces) > 20
+    for place in pieces[1:20:6]:
+        assert restores(made, (place + 1) / len(log.records))
 
 
 # What is refused
