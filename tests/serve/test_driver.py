@@ -278,6 +278,7 @@ def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_ma
         edge = Waiting()
         submit(driver, edge, b"1")
         submit(driver, edge, b"2", rows=3, size=8, shape=(2, 4), request_id="mine")
+        submit(driver, edge, b"3", rows=3, is_whole=True)
         submit(driver, edge, b"3", rows=3)
         driver.add(ServedVersion("app@2", "app", "2", ms(200), ONE, joining=joining("it sorts")))
         driver.add(ServedVersion("app@3", "app", "3", ms(200), ONE, joining=joining("")))
@@ -289,9 +290,9 @@ def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_ma
         submit(driver, edge, b"7", rows=3, version="3")
         await turn()
         found = [(event.rows, event.size, event.shape) for event in core.events if isinstance(event, Request)]
-        assert found[:3] == [(1, 0, ()), (3, 8, (2, 4)), (3, 0, ())]
-        assert found[3:6] == [(1, 0, ()), (1, 24, ()), (1, 1, ())], "sizes are told when there are several"
-        assert found[6:] == [(3, 0, ()), (1, 3, ())]
+        assert found[:4] == [(1, 0, ()), (3, 8, (2, 4)), (1, 3, ()), (3, 0, ())]
+        assert found[4:7] == [(1, 0, ()), (1, 24, ()), (1, 1, ())], "sizes are told when there are several"
+        assert found[7:] == [(3, 0, ()), (1, 3, ())]
 
     play(scene)
 

@@ -527,10 +527,12 @@ class Driver:
         outputs: tuple[int, ...] = (),
         size: int = 0,
         shape: tuple[int, ...] = (),
+        is_whole: bool = False,
     ) -> RequestId:
         """Submit a request of `rows`, whose tensors are in `block`. `edge`, which calls it `number`, is told once how
         it ended, possibly before `submit` returns, but not after `cancel`. `outputs` are the places of the outputs that
-        its client wants; () for all. `size` and `shape` are those of a row (`sloop.vocabulary.Request`).
+        its client wants; () for all. `size` and `shape` are those of a row (`sloop.vocabulary.Request`). If the request
+        `is_whole`, its rows may meet.
 
         For the other options see `sloop.serve.edge.sink.EdgeSink`.
         """
@@ -551,8 +553,8 @@ class Driver:
         self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, size, outputs)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
-        if served.is_whole and (served.is_sized or rows > 1 or size):
-            served.is_sized = True
+        if (served.is_whole or is_whole) and (served.is_sized or rows > 1 or size):
+            served.is_sized = served.is_sized or served.is_whole
             rows, size, shape = 1, rows * (size or 1), ()
         if self._has_several_applications or version or request_id or trace:
             name = application if self._has_several_applications or version else ""

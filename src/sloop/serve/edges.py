@@ -204,6 +204,7 @@ class EdgePort:
             outputs=record.outputs,
             size=record.size,
             shape=record.shape,
+            is_whole=record.is_whole,
         )
 
     def _cancel(self, record: Cancel) -> None:

@@ -264,6 +264,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     size: int = 0
     shape: tuple[int, ...] = ()
     """Of one row; see `sloop.vocabulary.Request`."""
+    is_whole: bool = False
+    """Whether it gives optional inputs: nobody has proven that its rows do not meet."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -32,7 +32,7 @@ from sloop.serve.messages import (
 from sloop.serve.network import BlockLost
 from sloop.serve.protocols import RequestResult
 from sloop.shared_memory import Address, Arena, Arenas
-from sloop.tensor import Port, Signature, Tensor
+from sloop.tensor import MISSING, Port, Signature, Tensor
 from sloop.vocabulary import Outcome
 
 SIGNATURE = Signature((Port("x", "UINT8", (-1,)), Port("k", "UINT8", (-1,))), (Port("y", "UINT8", (-1,)),))
@@ -121,6 +121,15 @@ def test_a_request_says_its_rows_and_how_large_each_is(scene: Scene) -> None:
     assert said([image], (2, 3, 10, 20)) == (2, 200, (10, 20))
     assert said([image, ids], (1, 3, 1, 2), (1, 9)) == (1, 9, (1, 2, 9))
     assert said([whole], (2, 6)) == (1, 6, ())
+
+
+def test_a_request_that_gives_optional_inputs_says_that_its_rows_may_meet(scene: Scene) -> None:
+    optional = (Port("scale", "UINT8", (1,), has_rows=False),)
+    scene.sink.offer(structs.replace(OFFER, signature=structs.replace(SIGNATURE, optional=optional)))
+    for given in (MISSING, bytes_tensor(b"s")):
+        tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"abc"), "scale": given}
+        scene.sink.submit(tensors, application="demo", on_end=scene.ended.append)
+    assert [each.is_whole for each in scene.sent if isinstance(each, Submit)] == [False, True]
 
 
 def test_a_large_answer_is_released_when_its_last_view_is_gone(scene: Scene) -> None:

@@ -34,7 +34,7 @@ from sloop.serve.network import BlockClient, NodeTls
 from sloop.serve.protocols import RequestResult
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address, Arena, ArenaFull
-from sloop.tensor import Tensor, open_places_of, size_and_shape
+from sloop.tensor import MISSING, Tensor, open_places_of, size_and_shape
 from sloop.vocabulary import Outcome, RequestId
 
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
@@ -99,6 +99,7 @@ class OfferedModel:
     def __init__(self, offer: OfferModel) -> None:
         self.signature, self.slo_ns = offer.signature, offer.slo_ns
         self.inputs = [port.name for port in (*offer.signature.inputs, *offer.signature.optional)]
+        self.optional = [port.name for port in offer.signature.optional]
         self.outputs = [port.name for port in offer.signature.outputs]
         self.counting = next((port.name for port in offer.signature.inputs if port.counts_rows), "")
         """An input whose first dimension is the number of rows; empty if there is none."""
@@ -199,13 +200,14 @@ class EdgeSink:
             size, shape = size_and_shape(
                 [tuple([tensors[name].shape[place] for place in places]) for name, places in offered.open]
             )
+        is_whole = bool(offered.optional) and any(tensors[name] is not MISSING for name in offered.optional)
         wanted: tuple[int, ...] = ()
         if outputs and len(outputs) < len(offered.outputs):
             wanted = tuple([place for place, name in enumerate(offered.outputs) if name in outputs])
         self._send(
             Submit(
                 *(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace),
-                *(rows, wanted, size, shape),
+                *(rows, wanted, size, shape, is_whole),
             )
         )
         return RequestId(number)
