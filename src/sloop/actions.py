@@ -14,6 +14,7 @@ from sloop.vocabulary import (
     ReplicaId,
     ReplicaSpec,
     RequestId,
+    Simulation,
     TransferId,
     Worker,
     WorkerId,
@@ -184,6 +185,17 @@ class RequestPlan(Struct, frozen=True, gc=False, tag="request_plan"):
     number: int
 
 
+class RequestSimulation(Struct, frozen=True, tag="request_simulation"):
+    """Simulate the last requests of an application under other systems, beside the event loop and with little of the
+    machine, and answer with `Simulated`, also if that fails or takes too long. Of several questions about the same
+    version only the last one counts."""
+
+    number: int
+    application: str
+    """Key of the version that asks. Its system is replaced; other applications stay under theirs."""
+    asks: Simulation
+
+
 class VersionState(StrEnum):
     """Where an application version is in its rollout: starting → (canary →) serving → retiring → retired."""
 
@@ -218,13 +230,16 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     `provision`: where missing replicas start, and from where their weights come. `node`: a node is acquired,
     released or lost. `rest`: an application without traffic gives up its replicas. `waking`: from now on its requests
     may wait for a start whatever their deadlines, until `awake`. `planner`: no plan could be made. `system`:
-    another system decides from now on, as was ordered; `unchanged`: one that was ordered cannot decide here."""
+    another system decides from now on, as was ordered; `unchanged`: one that was ordered cannot decide here.
+    `overseer`: what an overseer has compared; with a `choice`, this one of its systems decides from now on."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None
     plan: Plan | None = None
     application: str = ""
     """Key of the application version; empty if the deployment has only one application."""
+    choice: str = ""
+    """The system that an overseer has chosen."""
 
 
 Order = (
@@ -253,6 +268,7 @@ Action = (
     | AcquireNode
     | ReleaseNode
     | RequestPlan
+    | RequestSimulation
     | Assigned
     | Rollout
     | Decided

@@ -20,6 +20,7 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    SimulatedSystem,
     TransferId,
     WorkerId,
 )
@@ -236,6 +237,19 @@ class SystemChanged(Struct, frozen=True, tag="system_changed"):
     definition: dict[str, Any]
 
 
+class Simulated(Struct, frozen=True, tag="simulated", omit_defaults=True):
+    """The answer to `RequestSimulation`: a row for each of its systems, in the same order."""
+
+    number: int
+    systems: tuple[SimulatedSystem, ...] = ()
+    requests: int = 0
+    """How many requests each of them got, after the while in which it started."""
+    cpu_s: float = 0.0
+    """Seconds of a core that the answer has taken."""
+    error: str = ""
+    """Why there is no answer at all."""
+
+
 class Cancelled(Struct, frozen=True, gc=False, tag="cancelled"):
     """The client of a request disconnected."""
 
@@ -272,6 +286,7 @@ Event = (
     | Promoted
     | Removed
     | SystemChanged
+    | Simulated
     | Cancelled
     | Draining
     | Woke

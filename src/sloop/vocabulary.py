@@ -7,7 +7,7 @@ conversion. `gc=False` is safe on the frequent ones because none can be part of 
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final, NewType
+from typing import Any, Final, NewType
 
 from msgspec import Struct, structs
 
@@ -392,3 +392,30 @@ class Canary(Struct, frozen=True, omit_defaults=True):
     """The new version is rolled back if its attainment is lower by more than this (0 to 1), with 95 % confidence."""
     requests_min: int = 50
     """Requests that both versions must have ended before they are compared."""
+
+
+class Simulation(Struct, frozen=True):
+    """A question to the simulator: what would have become of the last requests of an application under each of these
+    systems."""
+
+    last_s: float
+    """How long ago the first of them were sent."""
+    systems: tuple[Any, ...]
+    """Each as a user declares one: a name, or a mapping with `name` and parameters."""
+    cpu_s_max: float
+    """The most seconds of a core that the answer may take."""
+
+
+class SimulatedSystem(Struct, frozen=True):
+    """What would have become of requests under a system, after a while in which it has started."""
+
+    attainment: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    """Served in time, of all; and the range of that for a real run."""
+    usd_per_h: float = 0.0
+    """The mean price of its replicas; 0 if their nodes have none."""
+    cores: float = 0.0
+    """Their mean cores."""
+    error: str = ""
+    """Why there is no answer for it: it cannot serve, or did not answer all requests."""

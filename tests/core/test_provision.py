@@ -111,9 +111,7 @@ def test_a_scaling_policy_that_asks_sees_how_long_a_start_takes_now() -> None:
     scene.act(1_000, Transferred(TransferId(0), "n0"))
     assert expected_s(1.5) == pytest.approx(4.0), "from the files of the node"
     for policy in (Scripted(), AsPlaced()):
-        stage.application.parts = replace(
-            stage.application.parts, policies=replace(stage.application.parts.policies, provision=policy)
-        )
+        stage.application.policies = replace(stage.application.policies, provision=policy)
         assert not expected_starts_ns(0, state, stage), "they do not say"
 
 

@@ -19,7 +19,8 @@ from sloop.actions import (
     StopWorker,
     VersionState,
 )
-from sloop.core.rollout import Attainment, is_worse
+from sloop.core.oversight import Attainment
+from sloop.core.rollout import is_worse
 from sloop.events import (
     WOKE,
     Deployed,

@@ -1040,7 +1040,7 @@ class Audit:
                     return f"{len(stage.queue.visits)} visits wait at {stage.name}, where at most {most} may"
             if application.open_requests and len(application.open_requests) > len(self._opened.by_id):
                 return f"{application.key} keeps requests that have ended"
-        if len(self.state_of._rollouts.in_comparison) > len(self._opened.by_id):
+        if len(self.state_of._rollouts.counted) > len(self._opened.by_id):
             return "versions are compared by requests that have ended"
         is_due, self._ledger_is_due = self._ledger_is_due, False
         return wrong_devices(self.state_of) or (wrong_ledger(self.state_of) if is_due else "")
@@ -1224,7 +1224,7 @@ def unreleased(core: Core) -> str:
         ("applications", state.applications),
         ("replicas", state.replicas),
         ("reservations", state.ledger.reservations),
-        ("compared requests", core._rollouts.in_comparison),
+        ("compared requests", core._rollouts.counted),
         ("policies", core.planner.policies),
     ):
         if left:

@@ -19,6 +19,7 @@ from sloop.actions import (
     Evict,
     ReleaseNode,
     RequestPlan,
+    RequestSimulation,
     ResizeWorker,
     Rollout,
     StartBatch,
@@ -44,6 +45,7 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
+    Simulated,
     SystemChanged,
     TransferFailed,
     Transferred,
@@ -69,6 +71,8 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    SimulatedSystem,
+    Simulation,
     Slot,
     StagePlan,
     TransferId,
@@ -201,6 +205,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(AcquireNode, node=WORDS),
     st.builds(ReleaseNode, node=WORDS),
     st.builds(RequestPlan, number=NS),
+    st.builds(RequestSimulation, number=NS, application=WORDS, asks=st.just(Simulation(60.0, ("hpa",), 3.0))),
+    st.builds(Simulated, number=NS, systems=st.just((SimulatedSystem(0.9, 0.8, 1.0), SimulatedSystem(error="no")))),
     st.builds(Assigned, request=REQUEST, application=WORDS),
     st.builds(
         Rollout, application=WORDS, version=WORDS, state=st.sampled_from(VersionState), share=st.floats(0, 1), why=WORDS
@@ -266,8 +272,8 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 24
-    assert len(runlog.ACTIONS) == 15
+    assert len(runlog.EVENTS) == 25
+    assert len(runlog.ACTIONS) == 16
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from sloop.events import WorkerProgressed, WorkerReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
+from sloop.sim.ranges import speed_factors
 from sloop.sim.scenarios import (
     ScenarioRun,
     at_speed,
@@ -19,7 +20,6 @@ from sloop.sim.scenarios import (
     log_speed,
     run_scenario,
     run_systems,
-    speed_factors,
 )
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World

@@ -30,6 +30,7 @@ from sloop.units import s
 
 PUBLISHED: dict[str, tuple[str, Any]] = {
     "elastic": ("system", Vertical(replicas=1, replicas_max=0, throughput="pure", margin=0.9)),
+    "autopilot": ("system", Vertical(replicas=1, replicas_max=0, throughput="pure", margin=0.9)),
     "vertical-only": ("baseline", Vertical(replicas_max=1, throughput="with_queue", margin=1.0)),
     "early-drop": ("system", Static()),
     "hpa": ("baseline", Hpa(target=0.8, stabilisation_ns=s(300), period_ns=s(15))),
@@ -88,6 +89,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     ),
     "static": (Edf(), *_ONE_REPLICA),
 }
+DATA_PATHS["autopilot"] = DATA_PATHS["elastic"]  # the first of those among which it chooses
 """All policies before the scale policy, in the order of the verbs."""
 
 
@@ -95,7 +97,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    divide = MaxMin(idle="use" if name == "elastic" else "leave")
+    divide = MaxMin(idle="use" if name in ("elastic", "autopilot") else "leave")
     provision = CheapestStart(partition=True) if name == "headstart" else AsPlaced()
     expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, divide, provision)
     assert (system.kind, system.policies) == (kind, Policies(*expected))

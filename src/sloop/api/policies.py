@@ -5,6 +5,7 @@ no clock, files or random numbers, and neither does anything here.
 """
 
 from sloop.core.ledger import MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
+from sloop.core.oversight import Guidance, Overseer, OverseerInput
 from sloop.core.protocols import (
     Admit,
     AsPlaced,
@@ -46,6 +47,7 @@ from sloop.core.views import (
     WeightChain,
     WeightsView,
 )
+from sloop.events import Simulated
 from sloop.policies import sourcing, targets
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
@@ -85,6 +87,7 @@ from sloop.policies.sizes import (
     stage_replicas,
     within_node_room,
 )
+from sloop.vocabulary import SimulatedSystem, Simulation
 
 __all__ = [
     "MILLI",
@@ -117,6 +120,7 @@ __all__ = [
     "FirstIdle",
     "Forecast",
     "Full",
+    "Guidance",
     "Harbor",
     "Hpa",
     "Kpa",
@@ -132,6 +136,8 @@ __all__ = [
     "Open",
     "OracleForecast",
     "Order",
+    "Overseer",
+    "OverseerInput",
     "Place",
     "Placed",
     "PlacementMemory",
@@ -156,6 +162,9 @@ __all__ = [
     "Scale",
     "SharedBatch",
     "SharedDevices",
+    "Simulated",
+    "SimulatedSystem",
+    "Simulation",
     "Site",
     "SizeLimits",
     "SizeModel",

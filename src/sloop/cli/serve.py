@@ -347,6 +347,7 @@ def serve(
         spans=SpanSettings(otlp, deployment.limits.otlp_ratio) if otlp else None,
         repository=repository,
         grace_s=others["grace_s"],
+        answers="sloop.page.answers",
     )
     choice, folder = chosen_system(system), check_usable(settings, deployment)
     known = ExaminedModels(folder / COPIES)

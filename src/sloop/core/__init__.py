@@ -13,13 +13,14 @@ from itertools import count
 from typing import Any, cast
 
 from sloop import events
-from sloop.actions import Action, Assigned, Decided, End, Rollout, VersionState
+from sloop.actions import Action, Assigned, Decided, End, RequestSimulation, Rollout, VersionState
 from sloop.app.graph import declared_name
 from sloop.core.application import ApplicationParts, ApplicationState, Beliefs, why_not_in_place
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
-from sloop.core.planner import Planner
+from sloop.core.oversight import Oversight
+from sloop.core.planner import FAILURES, Planner
 from sloop.core.protocols import ServiceGap
 from sloop.core.replica import Replica
 from sloop.core.rollout import Rollouts, Version
@@ -60,7 +61,7 @@ class Core:
         """The data path of each application version, by key."""
         self._control = ControlPath(self.state, self._lose, self._expire)
         self._rollouts = Rollouts(self._control)
-        self._in_comparison = self._rollouts.in_comparison
+        self._counted = self._rollouts.counted
         self._steps: dict[type, Step] = {}
         self._active: tuple[StageState, ...] = ()
         """The stages that may have waiting visits. Others are skipped when batches are formed."""
@@ -68,6 +69,8 @@ class Core:
         self._is_plain = False
         """Whether there is only one application, in one version."""
         self._draining_why = ""
+        self._simulations = 0
+        """How many simulations were ordered; each is known by its number."""
         self._arrived_ns = -1
         """The last instant at which a request arrived that was followed by other events."""
         self.wake_ns = 0
@@ -87,15 +90,19 @@ class Core:
 
     def _connect(self, application: ApplicationState) -> None:
         """Give an application version a data path with its policies."""
-        path = DataPath(application, application.parts.policies, self._batch_ids, self.state.devices)
+        path = DataPath(application, application.policies, self._batch_ids, self.state.devices)
         self._paths[application.key] = path
         for stage in application.all_stages:
             path.bind(stage)
 
+    @property
+    def _overseen(self) -> list[ApplicationState]:
+        return [each for each in self.state.applications.values() if each.oversight is not None]
+
     def _bind(self) -> None:
         """Connect events to their methods: directly to the data path of the only application, if there is only one."""
         control = self._control
-        self._is_plain = self._rollouts.is_plain
+        self._is_plain = self._rollouts.is_plain and not self._overseen
         self._steps = {
             events.WorkerReady: control.ready,
             events.WorkerCompleted: control.completed,
@@ -114,6 +121,7 @@ class Core:
             events.Promoted: self._promote,
             events.Removed: self._remove,
             events.SystemChanged: self._change_system,
+            events.Simulated: self._simulated,
             events.Draining: self._drain,
             events.WorkerProgressed: _ignore,
             events.Woke: _ignore,
@@ -196,7 +204,7 @@ class Core:
         if more_at_this_instant:
             if kind is Request:
                 self._arrived_ns = now_ns
-            if self._in_comparison:
+            if self._counted:
                 self._rollouts.count(out)
             return out
         # All events of this instant are processed: dispatch, and set the next wake-up. This runs for every event, so it
@@ -219,7 +227,7 @@ class Core:
             if queue.sweep_ns < wake_ns:  # noqa: PLR1730
                 wake_ns = queue.sweep_ns
         self.wake_ns = wake_ns
-        if self._in_comparison:
+        if self._counted:
             self._rollouts.count(out)
         return out
 
@@ -232,6 +240,10 @@ class Core:
             self._control.tick(now_ns, out)
             if not self._is_plain:
                 self._advance_rollouts(now_ns, out)
+                for application in self._overseen:
+                    assert application.oversight is not None
+                    if now_ns >= application.oversight.next_ns:
+                        self._oversee(now_ns, application, application.oversight, None, out)
         for stage in self._active:
             if now_ns >= stage.queue.sweep_ns:
                 self._paths[stage.application.key].sweep(now_ns, stage, out)
@@ -281,6 +293,8 @@ class Core:
         if len(self._rollouts.versions(application.parts.name)) > 1:
             out.append(Assigned(request.id, application.key))
             request = self._rollouts.with_own_deadline(request, application)
+        if application.oversight is not None:
+            self._rollouts.count_end(request.id, application.oversight.requests)
         self._touch(application)
         self._paths[application.key].arrive(now_ns, request, out)
 
@@ -345,10 +359,51 @@ class Core:
         why = f"{parts.system} decides from now on, where {application.parts.system} did"
         out.append(Decided("system", why, application=key))
         self._control.reserve_memory(parts, out)
-        knows_traffic = application.follow(now_ns, parts)
+        self._hand_over(now_ns, application, knows_traffic=application.follow(now_ns, parts))
+
+    def _hand_over(self, now_ns: int, application: ApplicationState, *, knows_traffic: bool) -> None:
+        """The policies of a version are other ones."""
         self._connect(application)
         self._control.change_system(now_ns, application, knows_traffic=knows_traffic)
         self._bind()
+
+    def _simulated(self, now_ns: int, event: events.Simulated, out: list[Action]) -> None:
+        """A simulation is done, or has failed: tell the overseer that has asked for it, if it still waits."""
+        for application in self._overseen:
+            oversight = application.oversight
+            if oversight is not None and oversight.number == event.number:
+                oversight.number = -1
+                self._oversee(now_ns, application, oversight, event, out)
+
+    def _oversee(
+        self,
+        now_ns: int,
+        application: ApplicationState,
+        oversight: Oversight,
+        simulated: events.Simulated | None,
+        out: list[Action],
+    ) -> None:
+        """Ask an overseer, and do what it says."""
+        key, present = application.key, oversight.choice
+        if self._control.of(key).is_frozen:
+            return
+        try:
+            guidance = oversight.decide(now_ns, simulated)
+        except FAILURES as error:  # what serves must go on serving
+            why = f"its overseer fails: {type(error).__name__}: {error}"
+            out.append(Decided("overseer", why, application=key))
+            return
+        choice = guidance.choice if guidance.choice != present else ""
+        if guidance.why or choice:
+            out.append(Decided("overseer", guidance.why, application=key, choice=choice))
+        if guidance.asks is not None:
+            self._simulations += 1
+            oversight.number = self._simulations
+            out.append(RequestSimulation(self._simulations, key, guidance.asks))
+        if choice:
+            oversight.choice = choice
+            knows_traffic = application.decide_by(now_ns, application.parts.choices[choice])
+            self._hand_over(now_ns, application, knows_traffic=knows_traffic)
 
     def _advance_rollouts(self, now_ns: int, out: list[Action]) -> None:
         """Advance all rollouts and forget versions that have ended; let idle stages be skipped again."""

@@ -9,7 +9,8 @@ from sloop.app.graph import Graph
 from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, VisitRates, remaining_times
 from sloop.core.monitor import Monitor
-from sloop.core.protocols import Policies, ServiceGap
+from sloop.core.oversight import Overseer, oversight_of
+from sloop.core.protocols import Policies, Scale, ServiceGap
 from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
@@ -57,6 +58,16 @@ class ApplicationParts:
     several passes."""
     starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
     """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
+    overseer: Overseer | None = None
+    """Who chooses among `choices`; None if `policies` decide all the time."""
+    choices: Mapping[str, Policies] = field(default_factory=dict)
+    """By name, the systems of which one decides; the first one, whose policies are `policies`, at first."""
+
+    @property
+    def slowest(self) -> Scale:
+        """The scaling policy that takes longest, of those that may make its plans (`Scale.is_quick`)."""
+        scales = (self.policies.scale, *(each.scale for each in self.choices.values()))
+        return next((scale for scale in scales if not scale.is_quick), scales[0])
 
     @property
     def key(self) -> str:
@@ -89,6 +100,9 @@ class ApplicationState:
             stage.is_divided = stage.name in parts.divided and is_simple and not stage.runs_for_parts
         is_graph = len(stages) > 1
         self.parts = parts
+        self.policies = policies
+        """Those in force."""
+        self.oversight = oversight_of(now_ns, parts.overseer, parts.choices)
         self.key = parts.key
         self.graph = graph
         self.stages = {stage.name: stage for stage in stages}
@@ -138,12 +152,17 @@ class ApplicationState:
         self.is_special = bool(self.refuses) or is_waking
 
     def follow(self, now_ns: int, parts: ApplicationParts) -> bool:
-        """Other policies decide from now on; `parts` differ in nothing else. Returns whether the history of arrivals
-        stays. It is lost if the planning period of the new policies needs buckets of another length."""
-        policies = parts.policies
+        """Another system decides from now on; `parts` differ in nothing else. See `decide_by`."""
         for key, belief in self.parts.beliefs.items():
             belief.measured_as(parts.beliefs[key])
-        self.parts = replace(self.parts, policies=policies, system=parts.system)
+        self.parts = replace(parts, graph=self.graph, beliefs=self.parts.beliefs, starts=self.parts.starts)
+        self.oversight = oversight_of(now_ns, parts.overseer, parts.choices)
+        return self.decide_by(now_ns, parts.policies)
+
+    def decide_by(self, now_ns: int, policies: Policies) -> bool:
+        """These policies decide from now on. Returns whether the history of arrivals stays. It is lost if their
+        planning period needs buckets of another length."""
+        self.policies = policies
         for stage in self.all_stages:
             stage.queue.reorder(now_ns, policies.order)
         bucket_ns = bucket_ns_of(policies)

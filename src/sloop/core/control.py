@@ -102,7 +102,7 @@ class ControlPath:
         """Plan for one more application version from now on. The others are planned again with it, so that it gets its
         part of the cores, also of those that quiet applications hold."""
         self._plan_anew(now_ns)
-        self.planner.add(application.key, application.parts.policies)
+        self.planner.add(application.key, application.policies, application.parts.choices)
         self._applications[application.key] = made = ControlledApplication(
             application, next_plan_ns=now_ns, active_ns=now_ns
         )
@@ -115,7 +115,9 @@ class ControlPath:
         before they have seen it again."""
         key = application.key
         self.planner.discard(key)
-        self.planner.add(key, application.parts.policies)
+        self.planner.add(key, application.policies, application.parts.choices)
+        if application.oversight is not None:
+            self.planner.choose(key, application.oversight.choice)
         self._look_who_plans()
         if self.plan_input is not None:
             due = tuple(view for view in self.plan_input.due if view.key != key)
@@ -158,7 +160,7 @@ class ControlPath:
                     yield replica, missing_bytes
 
     def _look_who_plans(self) -> None:
-        scales = [application.state.parts.policies.scale for application in self._applications.values()]
+        scales = [application.state.parts.slowest for application in self._applications.values()]
         self._plans_beside = self._plans_beside or plans_beside(scales)
 
     def _plan_anew(self, now_ns: int) -> None:
@@ -191,7 +193,7 @@ class ControlPath:
         due = []
         for application in self._applications.values():
             if now_ns >= application.next_plan_ns and not is_asked:
-                period_ns = application.state.parts.policies.scale.period_ns
+                period_ns = application.state.policies.scale.period_ns
                 application.next_plan_ns = (now_ns // period_ns + 1) * period_ns
                 if self._needs_plan(now_ns, application, out):
                     due.append(application)
@@ -223,7 +225,7 @@ class ControlPath:
     def _release_after_ns(self, hardware: str) -> int:
         """How long nodes of a kind stay empty: as long as any application wants that can use them."""
         wanted = [
-            application.state.parts.policies.scale.release_after_ns
+            application.state.policies.scale.release_after_ns
             for application in self._applications.values()
             if any(kind in ("", hardware) for stage in application.state.all_stages for _, kind in stage.beliefs)
         ]
@@ -265,7 +267,7 @@ class ControlPath:
                 application.rested_from = application.plan
             self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
-        if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
+        if quiet_ns <= QUIET_NS + state.policies.scale.period_ns or len(self._applications) == 1:
             return True
         return any(
             application.progress is PlanProgress.NO_ROOM for application in self._applications.values()
@@ -532,6 +534,7 @@ class ControlPath:
                 weight=application.weight,
                 paths=application.state.graph.paths,
                 plan=None if application.is_inherited else application.plan,
+                choice=application.state.oversight.choice if application.state.oversight is not None else "",
             )
             for application in due
         ]
@@ -628,7 +631,7 @@ class ControlPath:
             replica.id for replica in staying if not replica.resizing and replica.slot.cores != replica.target_cores
         }
         views = pool.views()
-        brings_weights = application.state.parts.policies.provision.brings_weights
+        brings_weights = application.state.policies.provision.brings_weights
         prefers = fullest_nodes_first(views) if brings_weights else oldest_first
         difference = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
         if difference.stop and any(replica.pipeline is not None for replica in staying):
@@ -667,7 +670,7 @@ class ControlPath:
         missing = [(spec, stage.beliefs[spec.variant, spec.slot.hardware]) for spec in difference.start[started:]]
         application.unplaced += missing
         if missing and not is_too_soon:
-            spec, provision = missing[0][0], stage.application.parts.policies.provision
+            spec, provision = missing[0][0], stage.application.policies.provision
             weights_bytes = first_weights_bytes(provision, stage.start_costs(spec))
             shortage = Shortage(spec.variant, spec.slot, weights_bytes=weights_bytes, scarce=self._scarce(*missing[0]))
             without_room += missing

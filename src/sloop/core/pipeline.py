@@ -78,7 +78,7 @@ def on_completed(now_ns: int, state: State, replica: Replica, out: list[Action])
 def order_other_layers(now_ns: int, state: State, replicas: Sequence[Replica], out: list[Action]) -> None:
     """Bring the other layers to parts of one pipeline, on nodes without the files of their model."""
     one = replicas[0]
-    policy, costs = one.stage.application.parts.policies.provision, one.stage.start_costs(one.spec)
+    policy, costs = one.stage.application.policies.provision, one.stage.start_costs(one.spec)
     nodes = {replica.node: state.ledger.nodes[replica.node].rack for replica in replicas}
     views = tuple(view for view in state.weights.views(now_ns, costs.weights) if view.node not in nodes)
     given = CompletionInput(tuple(replica.node for replica in replicas), nodes, views, state.weights.sends())

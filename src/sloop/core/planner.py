@@ -44,6 +44,9 @@ CORES_MAX = 1_000_000
 NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with `return plan, memory`"
 """What to do about a scaling policy that gives no pair."""
 
+NO_CHOICES: Final[Mapping[str, Policies]] = {}
+"""Of an application whose policies decide all the time."""
+
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
@@ -56,15 +59,28 @@ class Planner:
 
     def __init__(self) -> None:
         self.policies: dict[str, Policies] = {}
+        self._choices: dict[str, Mapping[str, Policies]] = {}
+        self._chosen: dict[str, str] = {}
+        """Of each application version, the choice that plans; empty at first."""
         self._memories: dict[str, Any] = {}
         self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
         self.limits: dict[tuple[str, str], float] = {}
         """By application and hardware, the cores of those that could not have what they wanted in the last plans."""
 
-    def add(self, key: str, policies: Policies) -> None:
-        """Plan for one more application version."""
+    def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
+        """Plan for one more application version, at first by these policies, and by those of `choices` when one of
+        these is named."""
         self.policies[key] = policies
+        self._choices[key], self._chosen[key] = choices, ""
+
+    def choose(self, key: str, choice: str) -> None:
+        """Plan by the policies of this choice, which remember nothing if they did not before."""
+        if choice != self._chosen[key]:
+            is_first = not self._chosen[key] and self._choices[key][choice] is self.policies[key]
+            self.policies[key], self._chosen[key] = self._choices[key][choice], choice
+            if not is_first:
+                self._memories.pop(key, None)
 
     @property
     def memories(self) -> Mapping[str, Any]:
@@ -77,7 +93,7 @@ class Planner:
 
     def discard(self, key: str) -> None:
         """Stop planning for an application version."""
-        del self.policies[key]
+        del self.policies[key], self._choices[key], self._chosen[key]
         self._memories.pop(key, None)
         self.failures.pop(key, None)
 
@@ -86,6 +102,8 @@ class Planner:
         views: dict[str, ClusterView] = {}
         self.failures, self.limits = Failures(), {}
         for application in given.due:
+            if application.choice:
+                self.choose(application.key, application.choice)
             try:
                 views[application.key] = self._view(given, application)
             except FAILURES as error:

@@ -40,7 +40,7 @@ def start(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count
     """Start up to `count` equal replicas as the application's provision policy says; returns how many were started."""
     if spec.shape:  # a shadow is attached when the replica is ready
         spec = structs.replace(spec, shape=ALONE)
-    provide = stage.application.parts.policies.provision.provide
+    provide = stage.application.policies.provision.provide
     given, started = _input(now_ns, state, stage, spec, count), 0
     while given.sites:
         answer = provide(now_ns, given)
@@ -56,7 +56,7 @@ def candidates(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec) 
     """Where one more replica could start now, with the weights that come with it, in the order in which nodes were
     declared. Nodes on which a replica of the stage was lost before it could serve are left out, unless there is no
     other. A place policy that `ignores_names` sees the first of equal nodes."""
-    policies, avoided_ns = stage.application.parts.policies, stage.avoided_ns
+    policies, avoided_ns = stage.application.policies, stage.avoided_ns
     belief, brings_weights = stage.beliefs[spec.variant, spec.slot.hardware], policies.provision.brings_weights
     one_of_equal = not brings_weights and not avoided_ns and policies.place.ignores_names
     sites = state.ledger.sites(spec, belief, one_of_equal=one_of_equal)
@@ -74,7 +74,7 @@ def candidates(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec) 
 
 def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int) -> ProvisionInput:
     """What the policy sees."""
-    costs, policies = stage.start_costs(spec), stage.application.parts.policies
+    costs, policies = stage.start_costs(spec), stage.application.policies
     given = ProvisionInput(
         stage=stage.name,
         spec=spec,
@@ -106,7 +106,7 @@ def _carry_out(
 ) -> int:
     """Order what the policy has answered, as far as there is room; returns how many replicas start. Drivers know a
     transfer before those who wait for it."""
-    making = _Starts(now_ns, state, stage, given, stage.application.parts.policies.provision)
+    making = _Starts(now_ns, state, stage, given, stage.application.policies.provision)
     for chain in answer.chains:
         making.order_transfer(chain)
     if answer.pipelines:
@@ -236,7 +236,7 @@ class _Starts(Struct):
 def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[BeliefKey, int]:
     """How long one more replica of each variant would take on each kind of hardware, as large as the one that was
     started last; empty if the provision policy does not predict it, and without those that have no room."""
-    policy = stage.application.parts.policies.provision
+    policy = stage.application.policies.provision
     starts_ns: dict[BeliefKey, int] = {}
     cores = {(each.spec.variant, each.spec.slot.hardware): each.spec.cores for each in stage.pool.replicas.values()}
     for key, belief in stage.beliefs.items():
@@ -259,7 +259,7 @@ def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeight
     the node has memory for them; no policy asks for the others."""
     kept: set[ModelWeights] = set()
     for application in state.applications.values():
-        if application.parts.policies.provision.keeps:
+        if application.policies.provision.keeps:
             kept |= {costs.weights for costs in application.parts.starts.values()}
     for weights in files:
         free_bytes = state.ledger.free_memory_bytes(node) - state.weights.spare_bytes(node)

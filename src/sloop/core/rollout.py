@@ -16,6 +16,7 @@ from sloop.actions import Action, Decided, End, Rollout, VersionState
 from sloop.core.application import ApplicationState
 from sloop.core.control import ControlPath, own_traffic
 from sloop.core.controlled import ControlledApplication
+from sloop.core.oversight import Attainment
 from sloop.core.views import Bucket, Traffic
 from sloop.text import counted
 from sloop.units import NS_PER_S, ROUNDING, s
@@ -30,18 +31,6 @@ Z = 1.645
 
 SERVING_STATES = (VersionState.CANARY, VersionState.SERVING)
 ENDING_STATES = (VersionState.RETIRING, VersionState.RETIRED)
-
-
-@dataclass(slots=True, eq=False)
-class Attainment:
-    """How many requests of a version have ended, and how many of them in time."""
-
-    ended: int = 0
-    served: int = 0
-
-    @property
-    def share(self) -> float:
-        return self.served / self.ended if self.ended else 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +62,9 @@ class Rollouts:
     def __init__(self, control: ControlPath) -> None:
         self._control = control
         self._versions: dict[str, list[Version]] = {}
-        self.in_comparison: dict[RequestId, Attainment] = {}
-        """Open requests of versions that are compared with each other."""
+        self.counted: dict[RequestId, tuple[Attainment, ...]] = {}
+        """Open requests whose ends are counted: of versions that are compared with each other, and of those with an
+        overseer."""
         self._has_removed = False
         """Whether an application has ended. Requests may still name it, so that their names must be read."""
         control.traffic = self.traffic
@@ -133,7 +123,7 @@ class Rollouts:
         chosen = serving[0]
         if len(serving) > 1:
             chosen = self._next(serving)
-            self.in_comparison[request.id] = chosen.attainment
+            self.count_end(request.id, chosen.attainment)
         return chosen.application
 
     def with_own_deadline(self, request: Request, application: ApplicationState) -> Request:
@@ -161,12 +151,15 @@ class Rollouts:
             chosen.credit -= 1.0
         return chosen
 
+    def count_end(self, request: RequestId, attainment: Attainment) -> None:
+        """Count the end of a request here."""
+        self.counted[request] = (*self.counted.get(request, ()), attainment)
+
     def count(self, actions: Iterable[Action]) -> None:
-        """Count the requests that these actions end, for the comparison of versions."""
+        """Count the requests that these actions end."""
         for action in actions:
             if type(action) is End:
-                attainment = self.in_comparison.pop(action.request, None)
-                if attainment is not None:
+                for attainment in self.counted.pop(action.request, ()):
                     attainment.ended += 1
                     attainment.served += action.outcome is Outcome.SERVED
 

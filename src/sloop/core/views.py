@@ -534,6 +534,8 @@ class ApplicationView:
     paths: tuple[Path, ...]
     plan: Plan | None
     """The plan in force."""
+    choice: str = ""
+    """Which of its systems decides (`ApplicationParts.choices`); empty if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ bounds on time and memory, and whatever happens to it, the page goes on. A quest
 import os
 import resource
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +21,13 @@ import msgspec
 
 from sloop.app.application import Deployment, SystemChoice
 from sloop.errors import InputError, SloopError
-from sloop.page.questions import ANSWER_BYTES_MAX, ANSWER_CPU_S_MAX, Asked, AskPlan, AskRequest, AskWhatIf
+from sloop.page.questions import ANSWER_BYTES_MAX, ANSWER_CPU_S_MAX, Asked, AskForetold, AskPlan, AskRequest, AskWhatIf
 from sloop.report.explain import state_of
 from sloop.report.explain.request import explain_request, request_named
 from sloop.runlog import Record, RecordedLog, read_log
 from sloop.runlog.segments import LogSegment, opened, segments_in
 from sloop.serve.processes import begin, own_stdout
+from sloop.sim.foretell import foretell
 from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
 from sloop.systems.mix import WorkMix
@@ -32,7 +35,7 @@ from sloop.systems.planning import explain_plan
 from sloop.systems.replay import ServedApplications, system_of
 from sloop.systems.setup import set_up
 from sloop.systems.system import is_system_file
-from sloop.vocabulary import Request
+from sloop.vocabulary import Request, Simulation
 from sloop.workload import Work
 
 SYSTEMS_MAX: Final = 8
@@ -60,6 +63,8 @@ def answer(asked: Asked) -> dict[str, Any]:
             return report
         case AskWhatIf(last_s, systems):
             return what_if(log, min(last_s, LAST_S_MAX), systems)
+        case AskForetold(application, asks):
+            return foretold(log, application.partition("@")[0], asks)
 
 
 def served_now(log: RecordedLog) -> Deployment:
@@ -101,6 +106,15 @@ def what_if(log: Path, last_s: float, systems: list[str | dict[str, Any]]) -> di
             why = f"{type(error).__name__}: {error}"
             runs.append({"label": choice.label, "parameters": choice.parameters, "error": f"it raised {why}"})
     return {"from_s": traffic.from_s, "happened": _plain(traffic.happened), "runs": runs}
+
+
+def foretold(log: Path, name: str, asks: Simulation) -> dict[str, Any]:
+    """The answer to a system of the server itself (`sloop.serve.simulations.Foretold`)."""
+    scenario = recorded_traffic(log, asks.last_s).scenario
+    if name not in scenario.deployment.by_name:
+        raise InputError(f"{name!r} had no requests in this time")
+    rows, requests = foretell(scenario, name, asks.systems)
+    return {"systems": _plain(rows), "requests": requests, "cpu_s": time.process_time()}
 
 
 def served_or_known(choice: SystemChoice, deployment: Deployment) -> SystemChoice:
@@ -165,10 +179,11 @@ def main(arguments: Sequence[str]) -> None:
     begin(int(parent), ())
     stdout = own_stdout()
     os.nice(19)
-    resource.setrlimit(resource.RLIMIT_CPU, (ANSWER_CPU_S_MAX, ANSWER_CPU_S_MAX))
     resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
     try:
         asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+        cpu_s_max = ceil(min(asked.cpu_s_max, ANSWER_CPU_S_MAX))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max))
         found = answer(asked)
     except SloopError as error:
         found = {"error": error.what, "help": error.help}

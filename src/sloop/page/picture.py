@@ -259,7 +259,10 @@ class Picture:
     def _system_of(self, record: VersionRecord) -> str:
         """The system that decides for a version, as text; empty if the log does not say."""
         definition = record.definition or self._header.definitions.get(record.key)
-        return SystemChoice(definition["system"]["name"], definition["system"]["parameters"]).text if definition else ""
+        if not definition:
+            return ""
+        system = SystemChoice(definition["system"]["name"], definition["system"]["parameters"])
+        return f"{record.choice}, chosen by {system.label}" if record.choice else system.text
 
     def _count(self, name: str, records: Sequence[VersionRecord]) -> None:
         series, seconds = self._series_of(name), dict[int, SecondRecord]()
@@ -468,5 +471,7 @@ def _replica(replica: ReplicaRecord) -> dict[str, Any]:
 def _decided_text(decided: Decided) -> str:
     if decided.plan is not None:
         return plan_text(decided.plan)
+    if decided.choice:
+        return f"{decided.choice} decides"
     at = f" at {declared_name(decided.stage)}" if decided.stage else ""
     return f"replica {decided.replica}{at}" if decided.replica is not None else at.strip()

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from sloop.vocabulary import Simulation
+
 ANSWER_CPU_S_MAX: Final = 60
 """Seconds of a core for an answer."""
 ANSWER_BYTES_MAX: Final = 4 * 2**30
@@ -35,14 +37,25 @@ class AskWhatIf(Struct, frozen=True, tag="what-if", tag_field="kind", forbid_unk
     """Names, or `name` with parameters."""
 
 
+class AskForetold(Struct, frozen=True, tag="foretell", tag_field="kind", forbid_unknown_fields=True):
+    """What would become of the last requests of one application under these systems: a server asks for one of its
+    systems."""
+
+    application: str
+    """Key of the version that asks."""
+    asks: Simulation
+
+
 PageQuestion = AskRequest | AskPlan | AskWhatIf
+"""What a viewer may ask."""
 
 
 class Asked(Struct, frozen=True):
     """A question about the log in a folder, or a file."""
 
     log: str
-    question: PageQuestion
+    question: PageQuestion | AskForetold
+    cpu_s_max: float = ANSWER_CPU_S_MAX
 
 
 class ShadowSystemSetup(Struct, frozen=True):

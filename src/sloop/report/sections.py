@@ -411,7 +411,7 @@ def _decision_section(decided: Iterable[tuple[int, Decided | Rollout]], summary:
         if isinstance(record, Rollout):
             about, kind, what = record.application, "rollout", rollout_text(record)
         else:
-            about, kind, what = record.application, record.kind, record.stage
+            about, kind, what = record.application, record.kind, record.stage or record.choice
             if record.replica is not None:
                 what = f"replica {record.replica}"
             if record.plan is not None:

@@ -77,6 +77,7 @@ KINDS: Final[Mapping[str, str]] = {
     "planner": "no plan could be made",
     "system": "another system decides from now on, as was ordered",
     "unchanged": "another system was ordered that cannot decide here",
+    "overseer": "what an overseer has compared, and which of its systems decides",
     "rollout": "a version gets more or fewer of the requests",
 }
 """What a decision of each kind is about."""

@@ -444,7 +444,9 @@ class DeploymentState:
             if decided.kind == "planner":
                 record.planner_error = decided.why
             elif decided.kind == "system" and self._ordered is not None:
-                record.definition = self._ordered.definition
+                record.definition, record.choice = self._ordered.definition, ""
+            elif decided.choice:
+                record.choice = decided.choice
 
     def _request_plan(self, now_ns: int, request: actions.RequestPlan) -> None:
         self._requested = request.number, now_ns

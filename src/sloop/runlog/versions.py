@@ -82,6 +82,8 @@ class VersionRecord(Struct, eq=False):
     """Why its policy last failed to plan."""
     definition: Mapping[str, Any] | None = None
     """What it was built from; None if it was there from the start, under the system that decides now."""
+    choice: str = ""
+    """The system that its overseer has chosen; empty without one, and before it has."""
 
     @property
     def application(self) -> str:

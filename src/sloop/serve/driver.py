@@ -38,6 +38,7 @@ from sloop.actions import (
     Piece,
     ReleaseNode,
     RequestPlan,
+    RequestSimulation,
     Rollout,
     StartBatch,
     StopWorker,
@@ -58,6 +59,7 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
+    Simulated,
     TransferFailed,
     Woke,
     WorkerLost,
@@ -68,7 +70,7 @@ from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring
 from sloop.serve.messages import RequestEnded, Run, VariantJoining
-from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface
+from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface, SimulationPort
 from sloop.shared_memory import Address
 from sloop.text import counted, numbered
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
@@ -422,6 +424,7 @@ class Driver:
             **dict.fromkeys(get_args(Order), backend.order),
             StartBatch: self._run,
             RequestPlan: self._note_plan,
+            RequestSimulation: self._ask_simulation,
             Rollout: self._follow,
             Assigned: _note,
             Decided: self._note_decision,
@@ -443,6 +446,8 @@ class Driver:
         """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
         """Called for every `Rollout`, after the driver has followed it."""
+        self.simulations: SimulationPort | None = None
+        """Who simulates for systems that ask; None for nobody."""
         self.on_joining_ended: Callable[[str], None] = lambda _: None
         """Called with the name of an application when requests stop sharing passes of one of its variants."""
         backend.attach(self)
@@ -815,6 +820,12 @@ class Driver:
 
     def _note_plan(self, action: RequestPlan) -> None:
         self._plan_is_due = True
+
+    def _ask_simulation(self, action: RequestSimulation) -> None:
+        if self.simulations is not None:
+            self.simulations.request(action, self.on_event)
+        else:
+            self.on_event(Simulated(action.number, error="this server has no log to be simulated"))
 
     def _note_decision(self, action: Decided) -> None:
         if action.kind == "lost":

@@ -107,6 +107,7 @@ class SentApplication(Struct, array_like=True):
     ingress: BucketChanges | None
     """None: the same as of its only stage."""
     plan: Plan | None
+    choice: str
 
 
 class PlanRequest(Struct, array_like=True):
@@ -181,6 +182,7 @@ class PlanSender:
             stages=stages,
             ingress=ingress,
             plan=view.plan,
+            choice=view.choice,
         )
 
 
@@ -443,6 +445,7 @@ class _Known:
             weight=sent.weight,
             paths=self.paths,
             plan=sent.plan,
+            choice=sent.choice,
         )
 
     def _stage(self, declared: tuple[str, tuple[str, ...]], sent: SentStage, bucket_ns: int) -> StageView:
@@ -534,7 +537,7 @@ class PlanningProcess:
             return
         self._parts[key] = parts
         self._receiver.add(parts)
-        self._planner.add(key, parts.policies)
+        self._planner.add(key, parts.policies, parts.choices)
 
     def _discard(self, key: str) -> None:
         if self._broken.pop(key, None) is None:

@@ -3,6 +3,7 @@
 None outlives the server: the kernel kills them with it.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import io
@@ -72,6 +73,21 @@ def spawn(
     finally:
         if output is not None:
             os.close(output)
+
+
+async def said_by(module: str, question: bytes, timeout_s: float) -> tuple[bytes, int | None]:
+    """What `python -m module PID` writes to stdout when it gets a question, and its exit status. TimeoutError if it
+    takes longer. The process ends with this call, also if that is cancelled."""
+    process = spawn(module, [os.getpid()], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    talk = asyncio.get_running_loop().run_in_executor(None, process.communicate, question)
+    try:
+        async with asyncio.timeout(timeout_s):
+            said, _ = await asyncio.shield(talk)
+    finally:
+        if process.poll() is None:
+            kill(process.pid)
+        await asyncio.wait((talk,))
+    return said, process.returncode
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

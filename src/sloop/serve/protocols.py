@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from sloop.actions import Order
-from sloop.events import Event, Finished, Planned
+from sloop.actions import Order, RequestSimulation
+from sloop.events import Event, Finished, Planned, Simulated
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import StageWiring
@@ -299,4 +299,12 @@ class PlannerInterface(Protocol):
 
     async def close(self) -> None:
         """End without a further report."""
+        ...
+
+
+class SimulationPort(Protocol):
+    """Simulates for systems that ask; `sloop.serve.simulations.SimulationProcesses`."""
+
+    def request(self, asked: RequestSimulation, report: Callable[[Simulated], None]) -> None:
+        """Simulate, and report the answer later, in the event loop; also that there is none."""
         ...

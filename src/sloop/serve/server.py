@@ -63,6 +63,7 @@ from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.private import NOBODY, make_private
 from sloop.serve.protocols import Backend
+from sloop.serve.simulations import SimulationProcesses
 from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped, reopen_outputs
 from sloop.shared_memory import Arenas
@@ -187,6 +188,8 @@ class Settings:
 
     edges: int | None = None
     """Processes that accept connections of HTTP and parse requests. None: those of the deployment, or else one."""
+    answers: str = ""
+    """The module of the process that simulates for systems that ask (`sloop.serve.simulations`); empty for none."""
 
     def edges_of(self, deployment: Deployment) -> int:
         """How many edges there are for HTTP."""
@@ -435,7 +438,7 @@ async def serving(
         backend = backend_of(setup, models, versions, arenas, settings, node_memory, holders, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
-        stack.enter_context(written(journal, deployment.name, driver, settings.spans))
+        stack.enter_context(written(journal, deployment.name, driver, settings))
         bounds = settings.edge(deployment)
         if settings.nodes is not None:
             bounds = structs.replace(bounds, token=node_memory.token, node_tls=settings.nodes.tls)
@@ -538,7 +541,7 @@ def planner_of(setup: Setup) -> PlannerProcess:
     for each in setup.applications:
         application = each.application
         planner.add(application.key, Definition(application.name, application.version, definition_of(each)))
-    if plans_beside([each.system.policies.scale for each in setup.applications]):
+    if plans_beside([each.slowest for each in setup.parts()]):
         planner.start()
     return planner
 
@@ -589,17 +592,20 @@ def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Obs
 
 
 @contextmanager
-def written(journal: Journal | None, name: str, driver: Driver, spans: SpanSettings | None) -> Iterator[None]:
-    """Write the log of deployment `name`, if there is one, and send spans of its requests, until the context ends."""
+def written(journal: Journal | None, name: str, driver: Driver, settings: Settings) -> Iterator[None]:
+    """Write the log of deployment `name`, if there is one, until the context ends. Spans of its requests are sent, and
+    systems may have them simulated."""
     if journal is None:
         yield
         return
-    exporter = SpanProcess(spans)
+    driver.simulations = simulations = SimulationProcesses(settings.answers, journal.path)
+    exporter = SpanProcess(settings.spans)
     exporter.start(journal.path, journal.run, name, time.time_ns() - driver.now_ns)
     flushing = asyncio.create_task(flush_for_ever(journal))
     try:
         yield
     finally:
+        simulations.close()
         flushing.cancel()
         journal.close()
         exporter.close()

@@ -16,7 +16,7 @@ deliberately computed a second time: a checker that shared the core's code would
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, repeat
 from typing import Any, Final, NoReturn, Protocol
@@ -120,12 +120,15 @@ class Rules:
     order: QueueKey | None = None
     is_hopeless: IsHopeless = _never
     provides: bool = False
+    choices: Mapping[str, "Rules"] = field(default_factory=dict)
+    """By name, the rules under each system among which an overseer chooses."""
 
 
 class CheckedVersion:
     """An application version while it is deployed."""
 
     __slots__ = (
+        "choices",
         "declared",
         "is_hopeless",
         "is_waking",
@@ -149,6 +152,7 @@ class CheckedVersion:
         self.declared = DeclaredStages(application.graph)
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
         self.stages = tuple(stage.name for stage in application.stages)
+        self.choices = rules.choices
         self.follow(rules)
         self.state = state
         self.plan: Plan | None = None
@@ -728,7 +732,9 @@ class Checkers:
             state.deploy(rules)
         self._later = {each.application.key: each for each in later}
         self._rules_under = rules_under
-        self._is_ordered = rules_under is not None or any(each.order is not None for each in (*versions, *later))
+        self._is_ordered = rules_under is not None or any(
+            each.order is not None or each.choices for each in (*versions, *later)
+        )
         self._only = state.versions[versions[0].application.key] if len(versions) == 1 and not later else None
         """The only application version of the run, if there is only one."""
         self._unassigned: Request | None = None
@@ -1153,7 +1159,14 @@ class Checkers:
             if self._rules_under is None or not isinstance(self._event, events.SystemChanged):
                 self._fail("nobody has ordered another system")
             version = self._only or self._state.versions[note.application]
-            self._state.change_system(version, self._rules_under(self._event))
+            rules = self._rules_under(self._event)
+            version.choices = rules.choices
+            self._state.change_system(version, rules)
+        elif note.choice:
+            version = self._only or self._state.versions[note.application]
+            if note.choice not in version.choices:
+                self._fail("the overseer has no such system")
+            self._state.change_system(version, version.choices[note.choice])
         elif note.kind in ("waking", "awake"):
             self._change_patience(note)
         elif note.kind == "drain" and note.replica is not None:

@@ -6,7 +6,7 @@ requests it stores only how many rows those have that are open, and how large th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappush
 
 from msgspec import Struct, field, structs
@@ -69,6 +69,8 @@ class Cluster:
         self._shadows: dict[WorkerId, SimulatedShadow] = {}
         self._pipelines: dict[WorkerId, SimulatedPipeline] = {}
         self._push(FOREVER_NS, events.WOKE)
+        self.answer: Callable[[int, actions.RequestSimulation], tuple[int, events.Simulated]] = _no_answer
+        """When a question to the simulator is answered, and how."""
         self._nodes = SimulatedNodes(nodes, truths.acquisition, truths.faults, self.pending)
         self._devices = SimulatedDevices(self.pending)
         self._transfers: SimulatedTransfers | None = None
@@ -161,6 +163,8 @@ class Cluster:
             self._release(now_ns, order.node)
         elif isinstance(order, actions.Transfer | actions.CancelTransfer | actions.Evict):
             self._move_weights(now_ns, order)
+        elif isinstance(order, actions.RequestSimulation):
+            self._push(*self.answer(now_ns, order))
 
     def _acquire(self, now_ns: int, node: str) -> None:
         self._nodes.acquire(now_ns, node)
@@ -639,3 +643,7 @@ def _finished(order: StartBatch, replica: SimulatedReplica, service_ns: int) -> 
         elements=work.elements,
         padded=work.rows * work.size - work.elements if work.elements else 0,
     )
+
+
+def _no_answer(now_ns: int, asked: actions.RequestSimulation) -> tuple[int, events.Simulated]:
+    return now_ns + 1, events.Simulated(asked.number, error="a simulation cannot simulate itself here")

@@ -5,15 +5,31 @@ report.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from sloop.core.protocols import CoreInterface
+from sloop.actions import RequestSimulation
+from sloop.app.application import Application
+from sloop.core.protocols import CoreInterface, Policies
 from sloop.errors import InputError
-from sloop.events import SystemChanged
+from sloop.events import Simulated, SystemChanged
 from sloop.runlog import Record, Sink
 from sloop.sim.checkers import Checkers, Rules
 from sloop.sim.engine import PATIENCE_NS, Append, RunTotals, play
 from sloop.sim.world import World
 from sloop.systems.setup import ApplicationSetup, application_in, set_up
+
+
+class Simulations(Protocol):
+    """A sink that answers questions to the simulator within a run; `sloop.sim.foretell.OwnSimulations`."""
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add one record."""
+        ...
+
+    def answer(self, now_ns: int, asked: RequestSimulation) -> tuple[int, Simulated]:
+        """When the answer comes, and the answer."""
+        ...
 
 
 def simulate(
@@ -23,12 +39,14 @@ def simulate(
     check_first: int | None = None,
     core: CoreInterface | None = None,
     patience_ns: int = PATIENCE_NS,
+    own: Simulations | None = None,
 ) -> RunTotals:
     """Simulate `world`. Raises Violation at the first record that breaks an invariant, and InputError if its batches
     take longer than a run.
 
     The checkers read the first `check_first` records: by default all, with 0 none. Checking the whole log takes as long
-    as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one.
+    as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one. `own` answers
+    the questions of its systems to the simulator; without, they are refused.
     """
     setup = world.setup()
     checkers = Checkers(
@@ -41,6 +59,9 @@ def simulate(
     appends: list[Append] = [sink.append for sink in sinks]
     watching = _watch(checkers, appends, check_first)
     cluster = world.cluster()
+    if own is not None:
+        cluster.answer = own.answer
+        appends.append(own.append)
     if world.is_mixed:
         appends.append(cluster.note)
     totals = play(
@@ -63,10 +84,13 @@ def simulate(
 
 def rules_of(setup: ApplicationSetup) -> Rules:
     """What the records of an application version are checked against."""
-    policies = setup.system.policies
-    return Rules(
-        setup.application, policies.order, policies.drop.is_hopeless, provides=policies.provision.brings_weights
-    )
+    application, system = setup.application, setup.system
+    choices = {name: _rules(application, policies) for name, policies in system.choices.items()}
+    return replace(_rules(application, system.policies), choices=choices)
+
+
+def _rules(application: Application, policies: Policies) -> Rules:
+    return Rules(application, policies.order, policies.drop.is_hopeless, provides=policies.provision.brings_weights)
 
 
 def _rules_under(changed: SystemChanged) -> Rules:

@@ -30,11 +30,13 @@ from sloop.app.application import Deployment, SystemChoice
 from sloop.app.hardware import shared_profiles
 from sloop.app.scenario import Scenario
 from sloop.errors import InputError
-from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T, speed_range
+from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T
 from sloop.runlog import FileLog, Header, Sink
 from sloop.runlog.durations import VariantKey
 from sloop.runlog.rows import RowCounts
 from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
+from sloop.sim.foretell import OwnSimulations
+from sloop.sim.ranges import attainment_range, speed_factors
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
 from sloop.sim.truth.service import ServiceSampler
@@ -49,13 +51,6 @@ _log: Final = logging.getLogger("sloop.simulate")
 CHECK_FIRST: Final = 10_000
 """How many records of a run are checked by default: about 2,500 requests, more than most scenarios have. Checking all
 records takes as long as the simulation; `make fuzz` checks many short runs completely."""
-
-Z: Final = 1.28
-"""Normal quantile of an 80 % interval. Together with the range of speeds it should cover nine of ten runs
-(`python -m benchmarks.ranges` measures the coverage)."""
-CLUSTER: Final = 4
-"""Requests that miss their deadlines together. Attainment of one world under twelve seeds varied as if requests missed
-in groups of one to six, with larger groups closer to saturation."""
 
 
 class ScenarioRun(Struct, frozen=True):
@@ -153,7 +148,8 @@ def run_scenario(
         sinks: list[Sink] = [summary, rows] if world.is_mixed else [summary]
         if log is not None:
             sinks.append(files.enter_context(FileLog(log, header)))
-        totals = simulate(world, sinks, check_first=check_first)
+        own = OwnSimulations(header) if world.asks else None
+        totals = simulate(world, sinks, check_first=check_first, own=own)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
     shared = [line for application in world.applications for line in shared_profiles(application)]
     assumed = (*summary.assumed_starts(world.assumed_starts), *shared, *world.assumed_sizes(rows.sizes))
@@ -211,22 +207,6 @@ def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
     return [log.with_name(f"{log.stem}-{n}-{choice.label}{log.suffix}") for n, choice in enumerate(choices)]
 
 
-def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
-    """The factors for the durations of each variant on each kind of hardware, at the fast and at the slow end; None if
-    they are unknown."""
-    if world.recorded.durations_ns:
-        return None
-    spread = world.truth.service.spread
-    fast: dict[VariantKey, float] = {}
-    slow: dict[VariantKey, float] = {}
-    for key, profile in world.profiles.items():
-        if spread is not None:
-            fast[key], slow[key] = 1 / (1 + spread), 1 + spread
-        elif (found := speed_range(profile)) is not None:
-            fast[key], slow[key] = found.fast, found.slow
-    return (fast, slow) if any(factor != 1.0 for factor in slow.values()) else None
-
-
 def _ranged(world: World, row: RunRow) -> RunRow:
     """`row` with its prediction range, if it has one, and each of its applications with theirs; simulates the world
     twice more."""
@@ -250,7 +230,7 @@ def _range(rows: Sequence[FigureRow]) -> dict[str, float | None]:
     requests = rows[0].requests
     p99s_ms = [one.p99_ms for one in rows if one.p99_ms is not None]
     least, most = min(one.attainment for one in rows), max(one.attainment for one in rows)
-    low, high = _wilson(least, requests)[0], _wilson(most, requests)[1]
+    low, high = attainment_range([one.attainment for one in rows], requests)
     return {
         "attainment_low": low,
         "attainment_high": high,
@@ -266,12 +246,3 @@ def _played_at(world: World, factors: Mapping[VariantKey, float]) -> RunRow:
     summary = summary_of(world, world.setup())
     simulate(replace(world, errors=errors), [summary], check_first=0)
     return summary.row(system=world.deployment.system.label, seed=world.seed)
-
-
-def _wilson(share: float, requests: int) -> tuple[float, float]:
-    """Wilson's score interval of a share of `requests`; every `CLUSTER` requests count as one."""
-    count = max(1.0, requests / CLUSTER)
-    middle = share + Z * Z / (2 * count)
-    width = Z * sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    scale = 1 + Z * Z / count
-    return max(0.0, min(share, (middle - width) / scale)), min(1.0, max(share, (middle + width) / scale))

@@ -13,11 +13,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import End
+from sloop.actions import Decided, End, Rollout
 from sloop.app.application import Deployment
 from sloop.app.scenario import Scenario, Truth
 from sloop.errors import InputError
-from sloop.runlog import Header, RecordedLog, read_log
+from sloop.events import Deployed, SystemChanged
+from sloop.runlog import Header, Record, RecordedLog, read_log
 from sloop.systems.replay import ServedApplications, require_all, system_of
 from sloop.units import quantile, s, to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
@@ -52,6 +53,36 @@ class RecordedTraffic:
     from_s: float
     """When the scenario begins, in seconds of the log."""
     happened: tuple[HappenedRow, ...]
+
+
+class RequestsSoFar:
+    """A sink that keeps the requests of a run of the last `kept_s` seconds, and knows which applications it has."""
+
+    def __init__(self, header: Header, kept_s: float) -> None:
+        self._header, self._kept_ns = header, s(kept_s)
+        self._served = ServedApplications(header)
+        self._requests: deque[Request] = deque()
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add one record."""
+        if type(record) is Request:
+            self._requests.append(record)
+        elif isinstance(record, Decided | Rollout | Deployed | SystemChanged):
+            self._served.append(record)
+
+    def scenario(self, now_ns: int, last_s: float) -> Scenario:
+        """The requests of the last seconds, as far as they are kept."""
+        requests = self._requests
+        while requests and requests[0].arrived_ns < now_ns - self._kept_ns:
+            requests.popleft()
+        from_ns = max(0, now_ns - min(s(last_s), self._kept_ns))
+        found: dict[str, _Requests] = {}
+        first = next(iter(self._served.by_name))
+        for request in requests:
+            if request.sent_ns >= from_ns:
+                found.setdefault(request.application or first, _Requests()).add(request, from_ns)
+        found = {name: each for name, each in found.items() if name in self._served.by_name}
+        return _scenario(self._header, self._served, found, max(1, now_ns - from_ns), Path("this run"))
 
 
 class _Requests:
@@ -147,7 +178,7 @@ def _scenario(
 ) -> Scenario:
     """The applications that had requests, in the versions that served last, under the system of the log."""
     served = tuple(
-        replace(application, version="1", cluster=header.cluster)
+        replace(applications.deciding(application), version="1", cluster=header.cluster)
         for name, application in applications.by_name.items()
         if name in requests
     )

@@ -211,6 +211,13 @@ class World:
         return (*self.deployment.applications, *(each.application for each in self.later))
 
     @property
+    def asks(self) -> bool:
+        """Whether a system of the run may ask the simulator."""
+        applications = (*self.applications, *chain.from_iterable(self.systems))
+        choices = [application.system for application in applications]
+        return any(build_system(choice.name, choice.declared).overseer is not None for choice in choices)
+
+    @property
     def profiles(self) -> dict[VariantKey, Profile]:
         """The profiles of all application versions."""
         return {key: profile for each in self.applications for key, profile in profiles_of(each).items()}

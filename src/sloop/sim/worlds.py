@@ -58,8 +58,10 @@ from sloop.sim.run import rules_of, simulate
 from sloop.sim.truth.failure import FaultRates
 from sloop.sim.world import Clients, World, foretold
 from sloop.streams import stream
+from sloop.systems import build_system
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, build
+from sloop.systems.system import is_system_file
 from sloop.units import ms, s, to_ms
 from sloop.vocabulary import Canary, Device, Node, Outcome
 from sloop.vocabulary import Path as PathWithDeadline
@@ -333,6 +335,8 @@ def _faults(random: Random, seed: int) -> FaultRates:
 
 
 def _parameters(random: Random, system: str) -> dict[str, Any]:
+    if not is_system_file(system) and build_system(system).overseer is not None:
+        return {}  # each of its systems has its own
     swapped: dict[str, Any] = {verb: random.choice(names) for verb, names in CHOICES.items() if random.random() < 1 / 3}
     if system == "static":
         swapped |= {"replicas": random.randint(1, 4), "cores": random.choice((0.5, 1.0, 2.0))}

@@ -6,11 +6,15 @@ route, drop, admit, place, forecast, scale, divide. Omitted parameters have the 
 The entries are prototypes: `build_system` returns a copy whose policies have fresh state.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from sloop.app.application import SystemChoice
+from sloop.core.application import why_not_in_place
+from sloop.core.oversight import Overseer
 from sloop.core.protocols import Policies
-from sloop.options import Declared, as_value
+from sloop.options import Declared, Value, as_value
 from sloop.plugins import Registry
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
@@ -18,6 +22,7 @@ from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.forecast import Last, MovingMax
 from sloop.policies.order import Edf, Fifo
+from sloop.policies.oversee import Autopilot
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
@@ -27,7 +32,7 @@ from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.static import Static
 from sloop.policies.scale.vertical import Vertical
-from sloop.systems.system import System, is_system_file, system_in_file
+from sloop.systems.system import PLACES, SIMULATED, System, is_system_file, system_in_file
 from sloop.units import s
 
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
@@ -39,6 +44,9 @@ FIXED_MIX: Final = (
     "runs a fixed mix if `stages: {NAME: {groups: …}}` declares one, and else keeps to one kind (`hardware`)"
 )
 """What systems do on a mixed cluster."""
+
+CHOICES_MIN: Final = 2
+"""Fewer systems leave nothing to choose."""
 
 QUEUE_TRUST: Final = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
@@ -182,6 +190,15 @@ CATALOGUE: Final = (
         ),
         ONE_KIND,
     ),
+    # The cheapest of several systems that keeps the target, as the simulator says of the last hour's requests: our own.
+    System(
+        "autopilot",
+        "system",
+        "sloop; the server asks its own simulator, with the last hour's requests",
+        _ELASTIC,
+        "does what the system that it has chosen does",
+        overseer=Autopilot(),
+    ),
 )
 
 SYSTEMS: Final[Registry[System]] = Registry("sloop.systems", {system.name: system for system in CATALOGUE}, System)
@@ -197,5 +214,44 @@ def build_system(name: str, parameters: Declared | None = None) -> System:
     """
     declared = as_value({} if parameters is None else parameters)
     if is_system_file(name):
-        return system_in_file(name).fresh(declared)
-    return replace(declared, content=name).entry(SYSTEMS, "system").fresh(declared)
+        made = system_in_file(name).fresh(declared)
+    else:
+        made = replace(declared, content=name).entry(SYSTEMS, "system").fresh(declared)
+    return made if made.overseer is None else _with_choices(made, made.overseer, declared)
+
+
+def choice_of(value: Value) -> SystemChoice:
+    """A system as a user declares one: a name, or a mapping with `name` and parameters."""
+    fields = value.mapping(required=("name",)) if isinstance(value.content, Mapping) else {"name": value}
+    parameters = {key: each.content for key, each in fields.items() if key != "name"}
+    return SystemChoice(fields["name"].text(), parameters, value.path or "system", value.file, value.lines)
+
+
+def deciding(choice: SystemChoice, chosen: str) -> SystemChoice:
+    """The system that decides where an overseer has chosen: the first one if `chosen` is empty. The choice itself, if
+    it has no overseer."""
+    overseer = build_system(choice.name, choice.declared).overseer
+    if overseer is None:
+        return choice
+    among = list(map(choice_of, Value(overseer.among, "among").elements()))
+    return next((each for each in among if each.text == chosen), among[0])
+
+
+def _with_choices(system: System, overseer: Overseer, declared: Value) -> System:
+    """A system with an overseer, and the systems among which it chooses. InputError if these cannot take over from each
+    other."""
+    among = declared.under("among", overseer.among)
+    found: dict[str, System] = {}
+    for value in among.elements():
+        choice = choice_of(value)
+        made = found[choice.text] = build_system(choice.name, replace(value, content=choice.parameters))
+        first = next(iter(found.values()))
+        why = "it chooses among systems itself" if made.overseer is not None else ""
+        why = why or why_not_in_place(first.policies, made.policies) or why_not_in_place(made.policies, first.policies)
+        if why:
+            value.fail(f"{made.name!r} and {first.name!r} cannot take over from each other: {why}", "leave one out")
+    if len(found) < len(overseer.among) or len(found) < CHOICES_MIN:
+        among.wrong(f"at least {CHOICES_MIN} systems, each with its own parameters")
+    runs = tuple(place for place in PLACES if all(place in each.runs for each in found.values()))
+    choices = {text: each.policies for text, each in found.items()}
+    return replace(system, policies=next(iter(choices.values())), choices=choices, runs=runs or SIMULATED)

@@ -30,6 +30,7 @@ from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, BatchFold
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
+from sloop.systems.catalogue import deciding
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
 from sloop.text import listed
@@ -310,6 +311,12 @@ class ServedApplications:
         self._versions = {(application.name, application.version): application for application in applications}
         self.by_name = {application.name: application for application in self._versions.values()}
         self.ended: set[str] = set()
+        self._chosen: dict[str, str] = {}
+        """By key, what the overseer of a version has chosen."""
+
+    def deciding(self, application: Application) -> Application:
+        """A version under the system that decides for it: the one that its overseer has chosen, if it has one."""
+        return replace(application, system=deciding(application.system, self._chosen.get(application.key, "")))
 
     def append(self, record: Record) -> None:
         """Add the next record of the log."""
@@ -319,8 +326,11 @@ class ServedApplications:
         elif isinstance(record, SystemChanged) and (record.application, record.version) in self._versions:
             before = self._versions[record.application, record.version]
             changed = self._versions[record.application, record.version] = application_in(record.definition)
+            self._chosen.pop(changed.key, None)
             if self.by_name[record.application] is before:
                 self.by_name[record.application] = changed
+        elif isinstance(record, Decided) and record.choice:
+            self._chosen[record.application] = record.choice
         elif isinstance(record, Rollout) and (record.application, record.version) in self._versions:
             version = self._versions[record.application, record.version]
             if record.state is VersionState.SERVING:
@@ -414,7 +424,8 @@ class _ReplayedPlanner:
         for application in self._core.state.applications.values():
             parts, planner = application.parts, self._core.planner
             planner.discard(parts.key)
-            planner.add(parts.key, build(parts.name, parts.version, self._definitions[parts.key]).policies)
+            fresh = build(parts.name, parts.version, self._definitions[parts.key])
+            planner.add(parts.key, fresh.policies, fresh.choices)
         return None
 
 

@@ -65,6 +65,8 @@ class ApplicationSetup:
             graph=application.graph,
             beliefs=self.beliefs,
             policies=self.system.policies,
+            overseer=self.system.overseer,
+            choices=self.system.choices,
             name=application.name,
             version=application.version,
             system=application.system.text,
@@ -153,7 +155,7 @@ def set_up(declared: Application | Deployment, choice: SystemChoice | None = Non
 def _set_up(application: Application) -> ApplicationSetup:
     choice = application.system
     system = build_system(choice.name, choice.declared)
-    return ApplicationSetup(application, system, beliefs_of(application, resizes=system.policies.scale.resizes))
+    return ApplicationSetup(application, system, beliefs_of(application, resizes=system.resizes))
 
 
 def beliefs_of(application: Application, *, resizes: bool = True) -> EstimateMap:

@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from sloop import actions, events, sizes, vocabulary
 from sloop.core import ApplicationParts, Core
+from sloop.core.protocols import Policies
 from sloop.core.views import Bucket, CoreDemand, DeviceView, ReplicaView
 from sloop.errors import InputError, SloopError
 from sloop.profile.estimate import Estimate
@@ -112,9 +113,16 @@ def externals_of(
             found.append((f"{key}/belief{at}", belief))
             if isinstance(belief, Estimate):
                 found.append((f"{key}/belief{at}/profile", belief.profile))
-        for verb in VERBS:
-            found += _policy(f"{key}/{verb}", getattr(each.policies, verb))
+        found += _policies(key, each.policies)
+        if each.overseer is not None:
+            found += [*_policy(f"{key}/overseer", each.overseer), (f"{key}/choices", each.choices)]
+        for choice, policies in each.choices.items():
+            found += [(f"{key}/choice/{choice}", policies), *_policies(f"{key}/choice/{choice}", policies)]
     return found
+
+
+def _policies(name: str, policies: Policies) -> list[tuple[str, object]]:
+    return [each for verb in VERBS for each in _policy(f"{name}/{verb}", getattr(policies, verb))]
 
 
 def _policy(name: str, policy: object) -> list[tuple[str, object]]:

@@ -6,13 +6,14 @@ A user's system is a Python file that defines `SYSTEM`; its path is its name. Se
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from sloop.core.oversight import Overseer
 from sloop.core.planner import NO_PAIR
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
@@ -63,6 +64,11 @@ class System:
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
     runs: tuple[str, ...] = PLACES
     """Where: `live` in a server, `sim` in the simulator."""
+    overseer: Overseer | None = None
+    """Who chooses which of several systems decides. Such a system has no policies of its own: `policies` are those of
+    the first one when it is built. Its parameters are those of the overseer."""
+    choices: Mapping[str, Policies] = field(default_factory=dict)
+    """By name, the policies of these systems. Set when it is built."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -71,6 +77,11 @@ class System:
             raise ValueError(
                 f"the runs of {self.name!r} are {self.runs!r}, not a tuple of {listed([*map(repr, PLACES)])}"
             )
+        if self.overseer is not None:
+            overseer: Any = type(self.overseer)  # mypy takes no class for Hashable
+            with placed(Value({}, f"overseer of system {self.name}")):
+                _check_attributes(overseer, Overseer)
+                check_ranges(self.overseer)
         for verb, (plain, *remembering) in PROTOCOLS.items():
             policy = getattr(self.policies, verb)
             protocol = next((each for each in remembering if isinstance(policy, each)), plain)
@@ -87,8 +98,13 @@ class System:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The keys of the scale policy, which a user may write besides the verbs."""
-        return keys_of(type(self.policies.scale))
+        """The keys of the scale policy, which a user may write besides the verbs; of an overseer, all that he may."""
+        return keys_of(type(self.overseer or self.policies.scale))
+
+    @property
+    def resizes(self) -> bool:
+        """Whether any of the systems that may decide changes the cores of replicas in place."""
+        return any(each.scale.resizes for each in (self.policies, *self.choices.values()))
 
     def fresh(self, declared: Declared | None = None) -> "System":
         """A copy with fresh policy state, in which the declared parameters and policies replace the system's.
@@ -98,6 +114,8 @@ class System:
         `InputError` at its place for an unknown key, policy or value.
         """
         value = as_value({} if declared is None else declared)
+        if self.overseer is not None:
+            return replace(self, overseer=adjust(self.overseer, value))
         fields = value.mapping()
         if "share" in fields:
             what = "unknown key: how many batches run together on a device is decided by the batch policy"
@@ -175,18 +193,23 @@ class SystemParameter:
 
 
 def parameters_of(system: System) -> tuple[SystemParameter, ...]:
-    """All parameters of a system, those of its scale policy first."""
-    found: list[SystemParameter] = []
-    for verb in ("scale", *(verb for verb in VERBS if verb != "scale")):
-        policy = getattr(system.policies, verb)
-        kind: Any = type(policy)  # mypy takes no class for Hashable
-        meanings, ranges = _meanings(kind), ranges_of(kind)
-        for key, default in written(policy).items():
-            path = key if verb == "scale" else f"{verb}.{key}"
-            meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns") or MEANINGS.get(key, "")
-            name, limits = _slot(verb, policy)["name"], ranges.get(key, "")
-            found.append(SystemParameter(verb, name, path, default, limits, meaning))
+    """All parameters of a system: those of its overseer, or of all its policies, those of its scale policy first."""
+    if system.overseer is not None:
+        return tuple(_parameters("overseer", system.name, system.overseer))
+    found = list(_parameters("scale", _slot("scale", system.policies.scale)["name"], system.policies.scale))
+    for verb in VERBS:
+        if verb != "scale":
+            policy = getattr(system.policies, verb)
+            found += _parameters(verb, _slot(verb, policy)["name"], policy, f"{verb}.")
     return tuple(found)
+
+
+def _parameters(verb: str, name: str, policy: object, prefix: str = "") -> Iterator[SystemParameter]:
+    kind: Any = type(policy)  # mypy takes no class for Hashable
+    meanings, ranges = _meanings(kind), ranges_of(kind)
+    for key, default in written(policy).items():
+        meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns") or MEANINGS.get(key, "")
+        yield SystemParameter(verb, name, f"{prefix}{key}", default, ranges.get(key, ""), meaning)
 
 
 @cache
@@ -199,11 +222,11 @@ def _meanings(kind: type) -> Mapping[str, str]:
         except (OSError, TypeError, SyntaxError):
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+        for declared, text in pairwise(body):
+            if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name):
                 is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
                 said = text.value.value if is_text and isinstance(text.value.value, str) else ""  # type: ignore[attr-defined]
-                found[field.target.id] = " ".join(said.split()).replace("_ns`", "_ms`")
+                found[declared.target.id] = " ".join(said.split()).replace("_ns`", "_ms`")
     return found
 
 

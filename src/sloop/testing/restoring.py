@@ -16,6 +16,8 @@ from sloop.runlog import EVENTS, MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
 from sloop.sim import World, simulate
+from sloop.sim.foretell import OwnSimulations
+from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, application_in, build, definition_of
 from sloop.systems.snapshot import Snapshot, restore, save
 
@@ -84,7 +86,8 @@ def restores(world: World, fraction: float) -> bool:
     except InputError:
         return False
     log = MemoryLog()
-    simulate(world, [log], check_first=0)
+    own = OwnSimulations(header_of(setup, origin="sim")) if world.asks else None
+    simulate(world, [log], check_first=0, own=own)
     records = log.records
     run, done = fresh_run(setup), 0
     cut = _cut_after(records, round(fraction * len(records)))

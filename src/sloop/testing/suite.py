@@ -150,6 +150,11 @@ class SystemSuite:
         assert not set(first.parameters) & set(VERBS), "a parameter is called like a verb"
         for verb in VERBS:
             assert getattr(first.policies, verb) is not getattr(second.policies, verb)
+        if first.overseer is not None:
+            own = {each.key: each.default for each in parameters_of(first)}
+            assert build_system(system, own).overseer == first.overseer
+            assert [each.key for each in parameters_of(first) if not each.meaning] == [], "write a docstring below them"
+            return
         slots = first.slots
         for verb in VERBS:  # a policy that only this system has needs no name, and nobody else can name it
             if POLICIES[verb].name_of(type(getattr(first.policies, verb))) is None:
@@ -206,10 +211,16 @@ class SystemSuite:
         assert row.served >= 0.95 * row.requests if answer.feasible else answer.why
 
     def test_its_starts_wait_for_what_a_provision_policy_sends(self, system: str) -> None:
-        """A user may name a provision policy in the application file, whatever the system."""
+        """A user may name a provision policy in the application file, whatever the system; under an overseer, for each
+        of its systems."""
+        declared: dict[str, Any] = {"name": system, "provision": "cheapest_start"}
+        overseer = build_system(system).overseer
+        if overseer is not None:
+            each = [one if isinstance(one, dict) else {"name": one} for one in overseer.among]
+            declared = {"name": system, "among": [one | {"provision": "cheapest_start"} for one in each]}
         scenario = load_scenario(
             _one_model(
-                system={"name": system, "provision": "cheapest_start"},
+                system=declared,
                 trace={"kind": "poisson", "rate": 5},
                 duration_s=3,
                 truth={"cold_start": {"warm": False}, "network": {"topology": {"store_mbps": 1000, "node_mbps": 4000}}},

@@ -4,9 +4,7 @@ Its file loads, every model opens and has a profile, its system is the server's 
 Reading models and planning would stop the event loop for seconds, and a model's library may crash.
 """
 
-import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +25,7 @@ from sloop.serve.control.memory import rejoined
 from sloop.serve.control.servables import Models, models_of, runs_alone
 from sloop.serve.control.versions import rows_of, served_version, threads_of, version_of
 from sloop.serve.driver import ServedVersion
-from sloop.serve.processes import begin, kill, own_stdout, spawn
+from sloop.serve.processes import begin, own_stdout, said_by
 from sloop.serve.protocols import Servable
 from sloop.systems.setup import (
     application_in,
@@ -156,22 +154,15 @@ async def checked_system(order: SystemOrder) -> AcceptedSystem:
 
 
 async def _answered(order: CheckOrder | SystemOrder, what: str) -> AcceptedVersion | AcceptedSystem:
-    process = spawn("sloop.serve.control.check_process", [os.getpid()], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    talk = asyncio.get_running_loop().run_in_executor(None, process.communicate, msgspec.json.encode(order))
     try:
-        async with asyncio.timeout(CHECK_S_MAX):
-            answer, _ = await asyncio.shield(talk)
+        answer, status = await said_by("sloop.serve.control.check_process", msgspec.json.encode(order), CHECK_S_MAX)
     except TimeoutError as error:
         why = f"{what}: the check has taken more than {CHECK_S_MAX:g} s"
         raise InputError(why, help="a model may wait for something when it is opened") from error
-    finally:
-        if process.poll() is None:
-            kill(process.pid)
-        await asyncio.wait((talk,))
     try:
         found = msgspec.json.decode(answer, type=AcceptedVersion | AcceptedSystem | RefusedVersion)
     except msgspec.DecodeError as error:
-        why = f"{what}: the process that checked it ended with exit status {process.returncode}"
+        why = f"{what}: the process that checked it ended with exit status {status}"
         raise MachineError(why, help="see the server's messages; it may have run out of memory") from error
     if isinstance(found, RefusedVersion):
         raise InputError(found.what, help=found.help)

@@ -83,7 +83,7 @@ def rows_of(application: Application, limits: Limits) -> int:
 
 def threads_of(setup: ApplicationSetup) -> int:
     """The largest thread count that a replica can be resized to; 0 if the system never does that."""
-    if not setup.system.policies.scale.resizes:
+    if not setup.system.resizes:
         return 0
     return ceil(min(capacity().cores, max(belief.cores_max for belief in setup.beliefs.values())))
 
