@@ -386,3 +386,9 @@ def test_the_speed_of_a_log_is_that_of_the_machine_that_it_comes_from(
     run_scenario(at_speed(scenario, speed), scenario.systems[0], log=log)
     assert log_speed(log, scenario.deployment) == pytest.approx(speed, rel=0.02)
     assert log_speed(log, load_scenario(SCENARIO).deployment) is None, "a log of other stages"
+
+
+def test_batches_of_sizes_that_a_profile_does_not_know_say_nothing_of_speed(tmp_path: Path) -> None:
+    known, log = one_core(30, [16, 512]), tmp_path / "run.jsonl"
+    run_scenario(known, known.systems[0], log=log)
+    assert log_speed(log, one_core(30).deployment) is None

@@ -103,7 +103,8 @@ def at_speed(scenario: Scenario, speed: float) -> Scenario:
 
 def log_speed(log: Path, deployment: Deployment) -> float | None:
     """How many times as fast as the profiles say the machine of a log was, over all its batches of which there were
-    enough equal ones; None if there were none, or if other applications were deployed meanwhile."""
+    enough equal ones, and whose size the profiles know; None if there were none, or if other applications were deployed
+    meanwhile."""
     expected_ns = actual_ns = 0.0
     try:
         recorded = recorded_in(log, deployment)
@@ -113,6 +114,8 @@ def log_speed(log: Path, deployment: Deployment) -> float | None:
     service = ServiceSampler(0, profiles)
     for size, durations in recorded.durations_ns.items():
         for (stage, variant, hardware), cells in durations.items():
+            if size and not profiles[stage, variant, hardware].knows_sizes:
+                continue
             for (rows, cores), runs_ns in cells.items():
                 slot = Slot(cores, hardware, profiles[stage, variant, hardware].accelerator)
                 means_ns = service.speed(stage, variant, slot).means_ns

@@ -247,7 +247,8 @@ class World:
                 if stage not in first:
                     continue
                 if not profile.knows_sizes:
-                    why = "rows of all sizes take as long as typical ones (its profile does not know sizes)"
+                    why = "rows of all sizes take as long as typical ones (its profile does not know sizes; `sloop "
+                    why += "profile --sizes` measures them, `--from-log` takes them from a server's log)"
                     lines.append(f"{stage}/{variant}: {why}")
                 elif sizes[-1] > profile.sizes[-1].size:
                     why = f"what rows of up to {sizes[-1]} take is extrapolated from {profile.sizes[-1].size}"
