@@ -97,6 +97,8 @@ class Signature(Struct, frozen=True):
     """The most rows that one request to an application may have, where inputs count rows."""
     optional: tuple[Port, ...] = ()
     """Inputs with a default value, which a request need not give. They belong to the request as a whole."""
+    size_max: int = 0
+    """The largest size of the rows of one request, in the open dimensions of an input; 0 for no limit."""
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], optional: Sequence[Port] = ()) -> "Signature":

@@ -311,3 +311,15 @@ def test_only_open_first_dimensions_count_rows() -> None:
     assert validator.complete(whole) is whole
     with pytest.raises(Refusal, match="4 rows"):
         validator.complete(whole | {"x": Tensor("FP32", (4, 4), bytes(64))})
+
+
+def test_rows_larger_than_the_profile_says_anything_of_are_refused() -> None:
+    ports = (Port("ids", "INT64", (-1, -1), has_rows=True), Port("image", "FP32", (-1, 3, -1, -1), has_rows=True))
+    validator = InputValidator(Signature(ports, (), 8, size_max=1024))
+    assert validator.count("ids", "INT64", (2, 1024)) == 2048
+    assert validator.count("image", "FP32", (2, 3, 32, 32)) == 6 * 1024
+    for name, datatype, shape in (("ids", "INT64", (2, 1025)), ("image", "FP32", (2, 3, 32, 33))):
+        with pytest.raises(Refusal) as caught:
+            validator.count(name, datatype, shape)
+        assert f"elements for input {name!r}, where the profile says something of up to 1,024" in caught.value.what
+        assert "sloop profile MODEL --sizes" in caught.value.fix

@@ -1,9 +1,12 @@
 """A version of an application as the driver, the edges and the workers of a server know it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Final
+
+from msgspec import structs
 
 from sloop.app.application import Application
 from sloop.app.graph import declared_name
@@ -40,6 +43,8 @@ def served_version(application: Application, models: Models, rows: int) -> Serve
     signatures = {key: model.signature for key, model in models.items()}
     whole = {stage for (stage, _), model in models.items() if model.obstacle}
     wiring = wire(application.graph, signatures, rows_max=rows, whole=whole, where=application.file)
+    most = [size for name in application.graph.entries if (size := application.by_name[name].size_max)]
+    wiring = replace(wiring, signature=structs.replace(wiring.signature, size_max=min(most, default=0)))
     labels = labels_of(application, wiring, models)
     joining = {
         (stage, variant): VariantJoining(declared_name(stage), variant, model.obstacle, model.evidence)

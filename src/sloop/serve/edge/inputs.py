@@ -85,6 +85,7 @@ SHOWN_INPUTS_MAX: Final = 4
 
 
 NOT_ROWS: Final = "if the first dimension does not count rows, write `batch: false` at its stage"
+SIZE_FIX: Final = "send smaller ones, or let `sloop profile MODEL --sizes` measure larger ones"
 ROWS_FIX: Final = f"send fewer at a time, or raise `limits: {{rows: N}}` of the application; {NOT_ROWS}"
 ONE_ROW_FIX: Final = "send one request for each row: a graph with branches decides about each request as a whole"
 
@@ -145,6 +146,10 @@ class InputValidator:
                 f"{quoted(list(shape))} for input {name!r}",
                 f"this input's shape is {list(wanted)}, where -1 means {least}",
             )
+        size, most = prod([shape[place] for place in port.open_places]), self.signature.size_max
+        if most and size > most:
+            what = f"rows of {size:,} elements for input {name!r}, where the profile says something of up to {most:,}"
+            raise bad("shape", what, SIZE_FIX)
         if prod(size or 1 for size in shape) > ELEMENTS_MAX:
             raise bad("shape", f"{quoted(list(shape))} for input {name!r}", f"send at most {ELEMENTS_MAX} elements")
 
