@@ -46,11 +46,12 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     as it had itself. Where parts join, their rows add up; with 0 rows their sizes do, and they are one row. An empty
     tuple for a request, or no tuples at all: as many rows, all of one size."""
     passes: int = 1
-    """How many forward passes it took."""
+    """How many forward passes the batch took."""
     elements: int = 0
-    """Where rows are padded: the sum of their sizes (`Request.size`); elsewhere 0."""
+    """If the stage pads rows: the sum of the sizes of the batch's rows (`Request.size`), without padding. Otherwise
+    0."""
     padded: int = 0
-    """How many elements padding has added to these."""
+    """How many elements padding has added."""
 
     def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
         """The visits that did not fail, each with its edge counts. `visits` are all visits of the batch, in order."""

@@ -66,16 +66,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What one outgoing edge passes on of a visit, as far as rows and sizes of the next one follow from it."""
+    """From which outputs of a visit the rows and sizes of the next visit along an outgoing edge follow."""
 
     counting: int | None = None
-    """The output whose first dimension is the number of rows; None if none is."""
+    """The output whose first dimension counts the rows; None if no output does."""
     opened: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """The outputs that have open dimensions in a row, each with these."""
+    """The outputs whose rows have open dimensions, each with these dimensions."""
     from_client: bool = False
     """Whether the next stage also reads tensors of the client with open dimensions."""
     is_whole: bool = False
-    """Whether the model of the next stage may mix rows: then all of them together are one row of a larger size."""
+    """Whether the model of the next stage may mix rows. Then the core sees all rows of the visit as one row of a larger
+    size."""
     is_joined: bool = False
     """Whether the next stage gets the outputs of all parts together."""
 
@@ -93,8 +94,8 @@ class Need:
 
 
 GivenBlocks = Block | None | dict[int, Block]
-"""The blocks of one need: for `parts` by part, otherwise one block, or of a visit that ran in pieces one block for each
-by its first row. None if the request has not passed the stage."""
+"""The blocks of one need. For `parts`, a block by part; for a split request, a block by the first row of each piece;
+otherwise one block. None if the request has not passed the stage."""
 
 
 def addresses_in(blocks: Iterable[GivenBlocks]) -> Iterator[Address]:

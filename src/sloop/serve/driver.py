@@ -144,14 +144,14 @@ class ServedVersion:
         self.answered_rows = 0
         """Of the requests that it has served, in time or late."""
         self.is_whole = False
-        """Whether requests are one unit each, because a model of a first stage may mix their rows: to the core, such a
-        request is one row, and the number of its rows is a part of the row's size."""
+        """Whether a model of a first stage may mix the rows of a request. Then the core sees each request as one row,
+        whose size is multiplied by the number of its rows."""
         self.is_sized = False
         """Whether such a request has had several rows, or rows of a size. Before, they are all alike."""
         self.look_at_joining()
 
     def look_at_joining(self) -> None:
-        """Set `is_whole`, when it is known or has changed whether requests may share a forward pass."""
+        """Set `is_whole`. Called at first, and when it has changed whether requests may share a forward pass."""
         has_rows = any(port.counts_rows for port in self.wiring.signature.inputs)
         alone = {stage for (stage, _), known in self.joining.items() if known.obstacle}
         self.is_whole = has_rows and any(
@@ -182,13 +182,13 @@ class OpenRequest(Struct):
     number: int
     """What the edge calls it."""
     blocks: dict[str, Block | dict[int, Block]]
-    """By stage, of its visits to stages that run once per request; the client's tensors are under `APPLICATION`. If a
-    visit runs in pieces, by the first row of each."""
+    """By stage, the block of its visit, for stages that run once per request; the client's tensors are under
+    `APPLICATION`. At a stage that splits the request: the block of each piece, by its first row."""
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
     rows: int = 1
     size: int = 0
-    """Of one row of what its client has sent."""
+    """The size of one row of its client's tensors."""
     outputs: tuple[int, ...] = ()
     """The places of the outputs that its client wants; () for all."""
     fault: str = ""
@@ -630,7 +630,8 @@ class Driver:
             self.on_event(event)
 
     def _sized(self, event: Finished, running: ReadingBatch) -> Finished:
-        """The event, in which visits to stages that read tensors of the client as well have at least their size."""
+        """The event with larger sizes where the next stage also reads tensors of the client: at least the size of
+        these."""
         stage = running.action.stage
         edges = self._by_stage[stage].wiring.passed.get(stage, ())
         if not any(edge.from_client for edge in edges):

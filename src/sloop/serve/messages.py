@@ -134,7 +134,7 @@ class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     worker_bytes: int = 0
     """What the user says that it may take; 0: nothing is said (`sloop.serve.worker_memory`)."""
     padding: Padding | None = None
-    """How requests of different lengths share a forward pass; None: only those of equal shapes do."""
+    """How rows are padded, so that rows of different shapes share a forward pass; None: only equal shapes share one."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):
@@ -175,7 +175,7 @@ class Run(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """For each visit the places of the outputs that it needs, () for all that the stage's wiring needs; empty if every
     visit needs these."""
     pieces: tuple[Piece | None, ...] = ()
-    """For each visit the rows to run, None for all; empty if that is so for every visit."""
+    """For each visit the piece to run; None for a visit that is not split. Empty if none is split."""
 
 
 class BatchDone(Struct, frozen=True, array_like=True, gc=False):

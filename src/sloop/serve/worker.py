@@ -103,7 +103,7 @@ MILLIONTHS: Final = 1_000_000
 OTHER_LAYERS, GIVE_BACK = 0, -1
 """What the thread that prepares thread counts is told so that it completes the model, or gives memory back."""
 Kept = tuple[Sequence[Slices], Sequence[Slices]]
-"""What is left of the inputs and of the outputs of a visit when padding is cut off."""
+"""The parts of the inputs and of the outputs of a visit that remain when padding is cut off."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -141,12 +141,12 @@ def group(
 
 
 def _closed(tensor: Tensor, opened: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Of a tensor, the type and the dimensions besides the rows and those that may differ."""
+    """The type of a tensor and its dimensions, without that of the rows; 0 for each dimension that may differ."""
     return tensor.datatype, tuple([0 if at in opened else size for at, size in enumerate(tensor.shape[1:], 1)])
 
 
 def rows_of(tensors: Sequence[Tensor], first: int, count: int) -> list[Tensor]:
-    """So many rows of a visit from one on, as views."""
+    """`count` rows of a visit, beginning with row `first`, as views."""
     found: list[Tensor] = []
     for tensor in tensors:
         starts = row_starts(tensor)
@@ -216,20 +216,20 @@ class InputMemory:
 
 
 def _joined_shape(joined: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape of the rows of all these tensors, as long as the longest in each dimension."""
+    """The shape of the rows of all these tensors together, padded to the longest in each dimension."""
     rows = sum([each.shape[0] for each in joined])
     return rows, *map(max, zip(*(each.shape[1:] for each in joined), strict=True))
 
 
 def _joined_bytes(joined: Sequence[Tensor], *, is_padded: bool) -> int:
-    """What the rows of all these tensors take together."""
+    """The bytes of the rows of all these tensors together."""
     if is_padded:
         return prod(_joined_shape(joined)) * ITEM_BYTES[joined[0].datatype]
     return sum([len(each.data) for each in joined])
 
 
 def cut_back(tensor: Tensor, kept: Slices) -> Tensor:
-    """The part of a tensor's rows that is kept when padding is cut off."""
+    """The tensor without padding: the part `kept` of each row."""
     if tensor is MISSING or all(part.stop in (None, size) for part, size in zip(kept, tensor.shape[1:], strict=True)):
         return tensor
     array = np.ascontiguousarray(array_of(tensor.datatype, tensor.shape, tensor.data)[(slice(None), *kept)])
@@ -304,11 +304,11 @@ class ModelWorker:
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
         self._edges: tuple[Passed, ...] = ()
-        """What each outgoing edge passes on, if rows differ in size or number behind it."""
+        """What each outgoing edge passes on, if the rows of later visits may differ in size or number."""
         self._opened_places: dict[int, tuple[int, ...]] = {}
         """By input, the open dimensions of its rows."""
         self._elements: dict[int, Any] = {}
-        """By input, what fills these, if rows of different lengths share passes."""
+        """By input, the element with which these dimensions are padded; empty if rows are not padded."""
         self._replied_ns = 0
         """When the last batch was answered."""
         self._turns = 0
@@ -601,7 +601,7 @@ class ModelWorker:
     def _loaded(
         self, visits: Sequence[Sequence[Tensor]], elements: Mapping[int, Any]
     ) -> tuple[list[list[int]], list[list[Array]]]:
-        """The visits of each forward pass, and its inputs, filled up with these elements by input."""
+        """The visits of each forward pass, and its inputs, padded with these elements by input."""
         setup = self._setup
         passes = group(
             visits,
@@ -613,8 +613,8 @@ class ModelWorker:
         return passes, self._memory.load(inputs, elements)
 
     def _kept(self, visits: Sequence[Sequence[Tensor]], outputs: Sequence[Array]) -> list[Kept]:
-        """What is left of the inputs and outputs of each visit of a pass when padding is cut off; empty if the pass has
-        none."""
+        """The parts of the inputs and outputs of each visit of a pass that remain when padding is cut off; empty if the
+        pass is not padded."""
         padding = self._setup.padding
         if padding is None or len({tuple([tensor.shape[1:] for tensor in tensors]) for tensors in visits}) == 1:
             return []
@@ -632,8 +632,8 @@ class ModelWorker:
         passes: Sequence[Sequence[int]],
         arrays: Sequence[Sequence[Array]],
     ) -> tuple[int, int]:
-        """The elements of the rows of all visits, and how many padding has added to them, in the size of rows
-        (`sloop.vocabulary.Request`)."""
+        """The sum of the sizes of all rows (`sloop.vocabulary.Request.size`), and how many elements padding has added
+        to it."""
 
         def size(shapes: Sequence[tuple[int, ...]]) -> int:
             return max([prod([shapes[place][at] for at in places]) for place, places in self._opened_places.items()])
@@ -765,7 +765,7 @@ class ModelWorker:
         outputs: Sequence[list[Tensor]],
         faults: dict[int, str],
     ) -> BatchDone:
-        """Write the outputs of each visit that runs, at these places of the batch, as a block, and read from them what
+        """Write the outputs of each visit that ran, at these places of the batch, as a block, and read from them what
         they decide."""
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
         blocks: list[Block | None] = [None] * order.visits
@@ -807,7 +807,8 @@ def _chosen(tensors: list[Tensor], places: tuple[int, ...]) -> list[Tensor]:
 
 
 def size_passed(passed: Passed, tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """The rows that these outputs of a visit pass on along an edge, and their size, as in `sloop.events.Finished`."""
+    """How many rows these outputs of a visit pass on along an edge, and the size of a row; see
+    `sloop.events.Finished.sizes`."""
     lengths = [tuple([tensors[output].shape[at] for at in places]) for output, places in passed.opened]
     rows = tensors[passed.counting].shape[0] if passed.counting is not None else 0
     size = size_and_shape(lengths)[0] if lengths else 0

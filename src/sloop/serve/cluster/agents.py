@@ -991,7 +991,7 @@ class AgentBackend(KnownStages):
 
 
 def _check_counts(event: events.Finished, visits: int, wiring: StageWiring | None) -> None:
-    """ProtocolError if what an agent says of a batch of so many visits cannot be."""
+    """ProtocolError if the numbers that an agent reports for a batch of `visits` visits are impossible."""
     numbers = event.service_ns, event.passes, event.elements, event.padded
     if min(numbers) < 0:
         raise ProtocolError(f"a negative one among {numbers} ns, passes and elements")

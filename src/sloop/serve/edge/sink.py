@@ -105,7 +105,8 @@ class OfferedModel:
         """An input whose first dimension is the number of rows; empty if there is none."""
         ports = offer.signature.inputs
         self.open = [(ports[position].name, places) for position, places in open_places_of(ports)]
-        """The inputs with further open dimensions, each with these; empty if all rows are equally large."""
+        """The inputs whose rows have open dimensions, each with these dimensions; empty if all rows are equally
+        large."""
         self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
         """By version."""
 
