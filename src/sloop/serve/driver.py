@@ -536,8 +536,8 @@ class Driver:
     ) -> RequestId:
         """Submit a request of `rows`, whose tensors are in `block`. `edge`, which calls it `number`, is told once how
         it ended, possibly before `submit` returns, but not after `cancel`. `outputs` are the places of the outputs that
-        its client wants; () for all. `size` and `shape` are those of a row (`sloop.vocabulary.Request`). If the request
-        `is_whole`, its rows may meet.
+        its client wants; () for all. `size` and `shape` are those of a row (`sloop.vocabulary.Request`). With
+        `is_whole`, the core sees the request as one row, because its rows may not be independent of each other.
 
         For the other options see `sloop.serve.edge.sink.EdgeSink`.
         """

@@ -265,7 +265,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     shape: tuple[int, ...] = ()
     """Of one row; see `sloop.vocabulary.Request`."""
     is_whole: bool = False
-    """Whether it gives optional inputs: nobody has proven that its rows do not meet."""
+    """Whether it gives optional inputs. sloop has not examined whether its rows are independent then, so it is one row
+    to the core and is not split."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):
