@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import mul
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from msgspec import structs
 from sloop.core.views import Belief
 from sloop.profile.estimate import EVERY, Estimate
 from sloop.profile.profile import Profile, Quadratic, SizeLatency
-from sloop.profile.size_law import NO_LESSONS, least_squares
+from sloop.profile.size_law import NO_LESSONS, least_squares, never_falling
 from sloop.sizes import SizeClasses
 from sloop.streams import stream
 from sloop.units import ms
@@ -94,6 +95,30 @@ def test_a_slow_first_batch_is_forgotten_with_the_second() -> None:
     whole.at(64).observe(4, ONE, ms(20 * by_elements(4, 64)))
     whole.at(64).observe(4, ONE, ms(by_elements(4, 64)))
     assert whole.at(64).costs_ns(ONE)[4] == pytest.approx(ms(by_elements(4, 64)), rel=0.2)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_slow_batch_of_small_rows_says_nothing_of_larger_ones(first: bool) -> None:
+    """Although the small rows never come again. A pause as long as two hundred batches is not unusual when a server
+    starts."""
+    whole = Estimate(AT_128)
+    if not first:
+        teach(whole, by_elements, 100, (64, 256))
+    whole.at(8).observe(1, ONE, ms(5_000))
+    teach(whole, by_elements, 100, (64, 256))
+    assert off_by(whole, by_elements, (64, 256)) < 0.15
+    assert all(low <= high for low, high in zip(*(whole.at(size).costs_ns(ONE) for size in (8, 64)), strict=True))
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 10)), min_size=1, max_size=8))
+def test_numbers_that_never_fall_have_the_mean_of_those_they_replace(given: list[tuple[float, float]]) -> None:
+    values, weights = zip(*given, strict=True)
+    found = never_falling(values, weights)
+    assert all(low <= high for low, high in pairwise(found))
+    if list(values) == sorted(values):
+        assert found == list(values)
+    mean = sum(map(mul, values, weights)) / sum(weights)
+    assert sum(map(mul, found, weights)) / sum(weights) == pytest.approx(mean)
 
 
 def test_a_class_with_many_batches_is_believed_at_its_p99() -> None:

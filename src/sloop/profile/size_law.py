@@ -222,18 +222,40 @@ class SizeLearning(Struct):
         sure = {size: (1.0 - taught[size][1]) * own.rows for size, own in figures.items()}
         sum_sure = sum(sure.values())
         expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else 1.0
+        ascending, per_rows = sorted(figures.items()), dict.fromkeys(figures, 0.0)
+        if self.fits:
+            own_per_rows = [own.per_row(law.overhead, law.per_row(size)) for size, own in ascending]
+            risen = never_falling(own_per_rows, [own.rr for _, own in ascending])
+            per_rows = dict(zip(dict(ascending), risen, strict=True))
         found = []
-        for size, own in sorted(figures.items()):
+        for size, own in ascending:
             correction, prior_weight = taught[size]
-            share, per_row = own.rows / rows, 0.0
             if self.fits:
-                prior_weight, per_row = 0.0, own.per_row(law.overhead, law.per_row(size))
+                prior_weight = 0.0
             elif prior_weight == 1.0:
                 correction = expected
-            found.append(ClassLesson(size, share, correction, prior_weight, per_row))
+            found.append(ClassLesson(size, own.rows / rows, correction, prior_weight, per_rows[size]))
         if not self.fits:
             return SizeLessons(tuple(found), expected)
         return SizeLessons(tuple(found), expected, law.overhead, law.slope / law.unit, law.curve / law.unit**2)
+
+
+def never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The numbers nearest to these `values`, by weighted least squares, of which none is less than the one before.
+    Where values fall, their mean takes their place (pool adjacent violators; Ayer et al., Ann. Math. Stat. 26, 1955).
+
+    Large rows take no less time than small ones. So if a pause made the only batch of small rows as long as a hundred
+    of larger ones, those are right about both; weights are those of the fit, where such a batch hardly counts.
+    """
+    pools: list[tuple[float, float, int]] = []  # the mean, the weight and the number of the values in it
+    for own, own_weight in zip(values, weights, strict=True):
+        mean, weight, count = own, own_weight, 1
+        while pools and pools[-1][0] > mean:
+            before, heavy, others = pools.pop()
+            mean = (before * heavy + mean * weight) / (heavy + weight)
+            weight, count = heavy + weight, others + count
+        pools.append((mean, weight, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
 
 
 def least_squares(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
