@@ -471,10 +471,12 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 
 SEED_MIN: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     evict_nothing: 180,
+    stop_a_part_alone: 390,
     believe_that_each_resize_is_granted: 100,
     complete_no_part: 215,
 }
-"""Where to begin: few schedules end with parts, fill a node with files, or refuse a resize that frees cores."""
+"""Where to begin: few schedules end with parts or lose one, fill a node with files, or refuse a resize that frees
+cores."""
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
