@@ -122,3 +122,14 @@ def test_of_several_applications_only_the_one_that_asks_is_under_another_system(
     log = flown(flight(PILOT, "a", "b"))
     chosen = [record.application for _, record in log if isinstance(record, Decided) and record.choice]
     assert sorted(chosen) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("first", "then"), [(DEAR, PILOT), (PILOT, "hpa")], ids=["to", "from"])
+def test_an_order_may_give_an_application_an_autopilot_or_take_it_away(first: dict[str, Any], then: object) -> None:
+    world = several(("a",), system=first, rates={"a": 2.0}, duration_s=420, changes=[{"at_s": 60, "system": then}])
+    world.check()
+    log = flown(world)
+    kinds = [record.kind for _, record in log if isinstance(record, Decided) and record.kind in ("system", "overseer")]
+    assert kinds == (["system", *["overseer"] * 5] if then is PILOT else ["system"])
+    assert replay_log(log.records, world.setup().core()).difference is None
+    assert restores(world, 0.8)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 
 from sloop.core.oversight import Guidance, Overseer, OverseerInput
 from sloop.events import Simulated
-from sloop.options import Fraction, PositiveInt, Range
+from sloop.options import Fraction, NonNegativeInt, PositiveInt, Range
 from sloop.text import counted, in_s, listed, number
 from sloop.units import s, to_s
 from sloop.vocabulary import SimulatedSystem, Simulation
@@ -78,7 +78,7 @@ class Autopilot(Overseer):
     """How long ago the first of them may be."""
     wins: PositiveInt = 3
     """How often in a row a system must win before it is taken."""
-    grounded_ns: int = s(3600)
+    grounded_ns: NonNegativeInt = s(3600)
     """For how long a system is not taken again that did worse than foretold."""
 
     def decide(
