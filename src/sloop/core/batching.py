@@ -42,7 +42,7 @@ class OfferedDevice(Struct, frozen=True, gc=False):
 
     @property
     def largest(self) -> DeviceDemand:
-        return self.rate.belief.demand(self.batch_max, self.rate.slot)
+        return self.rate.belief.demand(self.rate.batch_max, self.rate.slot)
 
     @property
     def running(self) -> Sequence[SharedBatch]:

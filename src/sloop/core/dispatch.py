@@ -686,7 +686,8 @@ class DataPath:
             return
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
-            needed = "a batch of one takes" if self._open_requests is None else "the least time to the answer is"
+            alone = "a batch of one takes" if visit.rows == 1 else "its rows alone take"
+            needed = alone if self._open_requests is None else "the least time to the answer is"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 

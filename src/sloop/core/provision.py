@@ -91,7 +91,7 @@ def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, coun
         given,
         weights=state.weights.views(now_ns, costs.weights),
         sends=state.weights.sends(),
-        waiting=len(stage.queue.visits),
+        waiting=stage.monitor.waiting,
         arrivals_rps=Traffic(buckets=tuple(monitor.buckets), bucket_ns=monitor.bucket_ns).rate_rps(RATE_NS),
         served_rps=sum(
             rate.ready * rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max]

@@ -431,7 +431,7 @@ class ProvisionInput(Struct, frozen=True, kw_only=True):
     """By node, how many transfers of any weights it sends now, the `STORE` included; those that send none are left
     out."""
     waiting: int = 0
-    """Visits in the stage's queue."""
+    """Rows in the stage's queue."""
     arrivals_rps: float = 0.0
     """Rows that came to the stage per second, in the last ten seconds."""
     served_rps: float = 0.0
