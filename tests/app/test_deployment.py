@@ -347,7 +347,7 @@ CANARY = {"at_s": 1, "deploy": inline("a"), "canary": {"share": 0.1}}
         ({"traces": {"a": POISSON, "b": None, "c": POISSON}}, r"traces\.c: unknown key 'c'"),
         ({"traces": {"a": {"kind": "poison"}, "b": None}}, r"traces\.a\.kind: "),
         ({"trace": POISSON}, "either 'trace' or 'traces'"),
-        ({"changes": [{"at_s": 1}]}, r"changes\[0\]: a change has one of 'deploy', 'promote' and 'remove'"),
+        ({"changes": [{"at_s": 1}]}, r"changes\[0\]: a change has one of 'deploy', 'promote', 'remove' and 'system'"),
         ({"changes": [{"at_s": 1, "remove": "a", "promote": "a"}]}, "a change has one of"),
         ({"changes": [{"remove": "a"}]}, "the key 'at_s' is missing"),
         ({"changes": [{"at_s": 61, "remove": "a"}]}, r"changes\[0\]\.at_s: must be a number .* at most 60, not 61"),
