@@ -16,6 +16,7 @@ from sloop.actions import (
     Assigned,
     Decided,
     End,
+    Piece,
     RequestPlan,
     ResizeWorker,
     Rollout,
@@ -301,6 +302,24 @@ def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
     assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
         isinstance(record, Decided) for _, record in log
     )
+
+
+def test_a_request_in_pieces_waits_once_until_its_first_rows_begin() -> None:
+    pieces = [structs.replace(batch(at, 0, 1), together=4, pieces=(Piece(4 * at, 4, 8),)) for at in range(2)]
+    seen = told(
+        ONE,
+        (0, start(0)),
+        (0, WorkerReady(ReplicaId(0))),
+        (10, request(1, at_ms=10)),
+        (12, pieces[0]),
+        (30, finished(0, 0)),
+        (30, pieces[1]),
+        (50, finished(1, 0)),
+        (50, End(RequestId(1), Outcome.SERVED)),
+    )
+    assert seen["sloop_queue_wait_seconds_count", ("only",)] == 1
+    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.002)
+    assert seen["sloop_batch_size_sum", ("only", "v")] == 8
 
 
 @pytest.mark.parametrize("seed", [1, 4, 9])

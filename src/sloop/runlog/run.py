@@ -168,7 +168,7 @@ class RunState:
             replica.group.sizes[rows] += 1
             if self._only is not None:
                 open_request, add = self.open.get, self._only.waits_ns.append
-                for id in record.requests:
+                for id in _beginning(record) if record.pieces else record.requests:
                     request = open_request(id)
                     if request is not None:
                         add(now_ns - request.since_ns)
@@ -420,6 +420,11 @@ def combined_accuracy(accuracies: Sequence[float]) -> float:
     """The accuracy of stages in sequence: the product, on the scale of the inputs (in per cent if they exceed 1)."""
     scale = 100.0 if max(accuracies) > 1.0 else 1.0
     return scale * math.prod(accuracy / scale for accuracy in accuracies)
+
+
+def _beginning(batch: StartBatch) -> list[RequestId]:
+    """The requests of a batch of pieces that begin with it: those that run whole, and those whose first rows it has."""
+    return [id for id, piece in zip(batch.requests, batch.pieces, strict=True) if piece is None or not piece.first]
 
 
 def _keep_service(replica: ReplicaRecord, batch: StartBatch, finished: Finished, now_ns: int) -> None:
