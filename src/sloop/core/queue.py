@@ -173,10 +173,14 @@ class Lane:
 
     def remove(self, indices: Sequence[int]) -> None:
         """Remove the visits at these ascending indices from the queue."""
-        if indices:
-            gone = {id(self.visits[index]) for index in indices}
-            self._queue.remove([at for at, visit in enumerate(self._queue.visits[:LOOKED_AT]) if id(visit) in gone])
-            self.visits = [visit for visit in self.visits if id(visit) not in gone]
+        places, removed = list[int](), set(indices)
+        left = [self.visits[index] for index in reversed(indices)]  # the next one is the last
+        for place, visit in enumerate(self._queue.visits[:LOOKED_AT]):
+            if left and visit is left[-1]:
+                places.append(place)
+                left.pop()
+        self._queue.remove(places)
+        self.visits = [visit for index, visit in enumerate(self.visits) if index not in removed]
 
 
 def rows_of(visits: Sequence[Visit]) -> int:
