@@ -79,7 +79,7 @@ def score(url: str, trace: Trace, *, slo_ms: float, pictures: int = PICTURES, ap
         timeout_ns=s(TIMEOUT_S),
         keep=answers.__setitem__,
     )
-    schedule = schedule_of(trace, None, 0, Delivery.DELAY)
+    schedule = schedule_of(trace, None, 0, Delivery.DELAY)[:, :2]
     begun_s = monotonic()
     with tempfile.TemporaryDirectory(prefix="digits-") as folder:
         with (Path(folder) / "records").open("wb") as file:

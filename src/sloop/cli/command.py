@@ -45,7 +45,6 @@ from sloop.runlog import is_log
 from sloop.serve.copies import ExaminedModels, ModelCopy
 from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
-from sloop.sim.traffic import recorded_traffic
 from sloop.systems import build_system
 from sloop.systems.system import is_system_file
 from sloop.tensor import Port, Signature
@@ -295,6 +294,8 @@ def trace_at(
     if not is_recorded and not source.endswith((".yaml", ".yml")):
         return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
     if is_recorded:
+        from sloop.sim.traffic import recorded_traffic  # noqa: PLC0415  # the simulator, for logs alone
+
         scenario = recorded_traffic(Path(source)).scenario
     else:
         scenario = load_scenario(source, models=cached_models([Path(source)]))

@@ -453,7 +453,7 @@ class ReplicaPool:
         ready and of the starting replicas."""
         ready, starting = 0.0, 0.0
         for rate in self._rates.values():
-            sized = rate.at(size, self._limits)
+            sized = rate.at(size, self._limits) if size else rate
             if rate.is_shared:
                 ready += rate.capacity(Life.READY)
                 starting += rate.capacity(Life.STARTING)
@@ -473,7 +473,7 @@ class ReplicaPool:
         fastest ready replica; on the fastest starting replica if none is ready, and 0 without any replica."""
         fastest = [rate for rate in self._rates.values() if rate.ready]
         fastest = fastest or [rate for rate in self._rates.values() if rate.starting]
-        rates = [rate.at(size, self._limits) for rate in fastest]
+        rates = [rate.at(size, self._limits) for rate in fastest] if size else fastest
         alone_ns = min((cost_of(rate.costs_ns, rows) for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 

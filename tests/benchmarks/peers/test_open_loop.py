@@ -10,7 +10,7 @@ from sloop.load.results import LoadResult
 
 def result(goodput_rps: float) -> LoadResult:
     zeros = dict.fromkeys(LoadResult.__struct_fields__, 0)
-    given = {"goodput_rps": goodput_rps, "error_kinds": {}, "seconds": [], "note": ""}
+    given = {"goodput_rps": goodput_rps, "error_kinds": {}, "seconds": [], "sizes": [], "note": ""}
     return msgspec.convert(zeros | given, LoadResult)
 
 
