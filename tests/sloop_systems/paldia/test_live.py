@@ -13,9 +13,12 @@ from sloop.runlog.summary import RunSummary
 from sloop.serve.protocols import Servable
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import set_up
+from sloop.tensor import Port, Signature
 from tests.serve.test_live import ECHO, check_each_ended_once, serving, setup_of, text
 
 pytestmark = pytest.mark.live
+LETTER = Signature((Port("x", "UINT8", (-1, 1)),), (Port("x", "UINT8", (-1, 1)),))
+"""Of one size: what rows of several sizes take would be learnt from the first batch, which is shorter than believed."""
 ENVELOPES = {
     "kinds": [
         {"name": "small", "cores": 0.5, "usd_per_h": 0.02, "acquire_s": 0},
@@ -41,7 +44,7 @@ def test_a_system_switches_between_parts_of_this_machine_as_the_load_changes(sys
     setup = setup_of(parameters, cluster=ENVELOPES, max_cores=1.5, latency_ms=latency_ms)
 
     async def main() -> None:
-        async with serving(setup, Servable("fake:sleep:0:1", ECHO)) as live:
+        async with serving(setup, Servable("fake:sleep:0:1", LETTER)) as live:
             await live.until(WorkerReady)
 
             async def until_ready(kinds: Sequence[str], pause_s: float) -> None:
