@@ -17,9 +17,12 @@ from sloop.sim.checkers import Checkers, Rules
 from sloop.systems import SYSTEMS as INSTALLED
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
+from sloop.tensor import Port, Signature
 from sloop.vocabulary import Outcome
-from tests.serve.test_live import ECHO, TWO_CORES, Live, check_each_ended_once, live_driver, text
+from tests.serve.test_live import TWO_CORES, Live, check_each_ended_once, live_driver, text
 
+DIGITS = Signature((Port("x", "UINT8", (-1, 3)),), (Port("x", "UINT8", (-1, 3)),))
+"""Rows of one size, so that all may share a batch."""
 pytestmark = pytest.mark.live
 
 TIMES = {"light": (2, 1), "heavy": (12, 6)}
@@ -83,7 +86,7 @@ async def surge(live: Live) -> None:
     number = 0
     for seconds, rate_rps in ((1.0, 8), (2.0, 60), (2.0, 8)):
         for _ in range(round(seconds * rate_rps)):
-            live.ask(text(b"%d" % number))
+            live.ask(text(b"%03d" % number))
             number += 1
             await asyncio.sleep(1 / rate_rps)
 
@@ -101,7 +104,7 @@ async def moves_in_a_surge(system: str) -> Counter[str]:
     """What became of a fresh server's replicas in a surge that it came through without a loss."""
     setup = setup_for(system)
     models = {
-        (stage, name): Servable(f"fake:sleep:{fixed}:{each}", ECHO)
+        (stage, name): Servable(f"fake:sleep:{fixed}:{each}", DIGITS)
         for stage in STAGES
         for name, (fixed, each) in TIMES.items()
     }
@@ -113,7 +116,7 @@ async def moves_in_a_surge(system: str) -> Counter[str]:
         outcomes = check_each_ended_once(live)
         assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
         for number, [ended] in live.answers.items():
-            assert bytes(ended.outputs["x"].data) == b"%d" % number
+            assert bytes(ended.outputs["x"].data) == b"%03d" % number
         checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
         for now_ns, record in live.log:
             checkers.append(now_ns, record)
