@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Annotated, ClassVar, Final
 
 from sloop.core.oversight import Guidance, Overseer, OverseerInput
 from sloop.events import Simulated
 from sloop.options import Fraction, NonNegativeInt, PositiveInt, Range
 from sloop.text import counted, in_s, listed, number
-from sloop.units import s, to_s
+from sloop.units import s, score_interval, to_s
 from sloop.vocabulary import SimulatedSystem, Simulation
 
 CORE_SHARE: Final = 0.1
@@ -24,8 +23,6 @@ ENDED_MIN: Final = 200
 """So many requests must have ended before it is judged."""
 Z: Final = 1.645
 """One-sided 95 % of a normal distribution."""
-CLUSTER: Final = 4
-"""Requests miss their deadlines in groups, of which each counts as one."""
 SAME: Final = 0.01
 """A system that is cheaper by less than this part is not worth a change."""
 
@@ -188,12 +185,8 @@ def _still(now_ns: int, grounded: Sequence[tuple[str, int]]) -> tuple[tuple[str,
 
 
 def highest(served: int, ended: int) -> float:
-    """The largest share that these requests do not contradict, with 95 % confidence: Wilson's score interval, in which
-    every `CLUSTER` requests count as one."""
-    share, count = served / ended, ended / CLUSTER
-    middle = share + Z * Z / (2 * count)
-    width = Z * sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    return min(1.0, (middle + width) / (1 + Z * Z / count))
+    """The largest attainment that these requests do not contradict, with 95 % confidence."""
+    return score_interval(served / ended, ended, Z)[1]
 
 
 def _row_text(row: SimulatedSystem) -> str:

@@ -1,19 +1,16 @@
 """The range within which a real run should be, beside what was simulated: see `sloop.sim.scenarios`."""
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Final
 
 from sloop.profile.passes import speed_range
 from sloop.runlog.durations import VariantKey
 from sloop.sim.world import World
+from sloop.units import score_interval
 
 Z: Final = 1.28
 """Normal quantile of an 80 % interval. Together with the range of speeds it should cover nine of ten runs
 (`python -m benchmarks.ranges` measures the coverage)."""
-CLUSTER: Final = 4
-"""Requests that miss their deadlines together. Attainment of one world under twelve seeds varied as if requests missed
-in groups of one to six, with larger groups closer to saturation."""
 
 
 def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKey, float]] | None:
@@ -34,13 +31,4 @@ def speed_factors(world: World) -> tuple[dict[VariantKey, float], dict[VariantKe
 
 def attainment_range(attainments: Sequence[float], requests: int) -> tuple[float, float]:
     """Between the smallest and the largest of these, widened for the randomness of so many requests."""
-    return _wilson(min(attainments), requests)[0], _wilson(max(attainments), requests)[1]
-
-
-def _wilson(share: float, requests: int) -> tuple[float, float]:
-    """Wilson's score interval of a share of `requests`; every `CLUSTER` requests count as one."""
-    count = max(1.0, requests / CLUSTER)
-    middle = share + Z * Z / (2 * count)
-    width = Z * sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    scale = 1 + Z * Z / count
-    return max(0.0, min(share, (middle - width) / scale)), min(1.0, max(share, (middle + width) / scale))
+    return score_interval(min(attainments), requests, Z)[0], score_interval(max(attainments), requests, Z)[1]

@@ -8,7 +8,7 @@ speed is known, what one measurement leaves open gives them (`at_speed`). The sa
 seed, is simulated again with all durations multiplied by the fast and by the slow factor; the smallest and largest
 results become `RunRow.attainment_low`, `attainment_high` and so on. All variants are fast or slow together, because
 they share the machine. The range of attainment is widened for the randomness of durations by Wilson's score interval,
-in which every `CLUSTER` requests count as one, because requests miss their deadlines in groups.
+in which every `units.CLUSTER` requests count as one, because requests miss their deadlines in groups.
 
 There is no range for a recorded run, whose durations are known. Nor is there one for declared and published profiles
 and those with a single pass, unless the scenario's `truth.service.spread` states how far their speed may be off.
