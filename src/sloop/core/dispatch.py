@@ -81,8 +81,6 @@ class DataPath:
         self._is_hopeless = policies.drop.is_hopeless
         self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
-        self._is_split = False
-        """Whether any request has been split."""
 
     def bind(self, stage: StageState) -> None:
         """Make this data path start the batches of a stage from now on."""
@@ -585,7 +583,7 @@ class DataPath:
                 out.append(_answer(now_ns, visit.request.id, visit.request.deadline_ns))
                 if self._state.woken:
                     self._state.forget_woken(visit.request.id)
-        if self._is_split and not stage.split:
+        if stage.queue.is_mixed and not stage.split and any(visit.of for visit in visits):
             stage.choose_finish()
 
     def _note_sizes(self, stage: StageState, event: Finished, batch: RunningBatch) -> None:
@@ -667,7 +665,6 @@ class DataPath:
                 return
         for piece in stage.pieces_of(visit) if visit.rows != 1 else (visit,):
             stage.queue.push(now_ns, piece)
-        self._is_split = self._is_split or bool(stage.split)
         if stage.is_weight_due:
             stage.weigh()
 
@@ -702,9 +699,9 @@ class DataPath:
         retry_after_ns: int = 0,
     ) -> None:
         """End a request that was not served. In a graph it may have ended on another branch: then do nothing."""
-        if self._is_split:
-            for each in self._state.all_stages:
-                each.split.pop(request, None)
+        for each in self._state.all_stages:
+            if each.split.pop(request, None) is not None and not each.split:
+                each.choose_finish()
         open_requests = self._open_requests
         if open_requests is not None:
             progress = open_requests.pop(request, None)
