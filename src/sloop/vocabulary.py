@@ -394,6 +394,10 @@ class Canary(Struct, frozen=True, omit_defaults=True):
     """Requests that both versions must have ended before they are compared."""
 
 
+SIMULATION_CORES: Final = 0.1
+"""How much of a core simulations for the systems of a server may take on average."""
+
+
 class Simulation(Struct, frozen=True):
     """A question to the simulator: what would have become of the last requests of an application under each of these
     systems."""

@@ -12,12 +12,12 @@ from sloop.events import Simulated
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import DeploymentState
 from sloop.sim import World, simulate
-from sloop.sim.foretell import CORE_SHARE, CPU_S_PER_REQUEST, TOO_LONG, OwnSimulations, foretell
+from sloop.sim.foretell import CPU_S_PER_REQUEST, TOO_LONG, OwnSimulations, foretell
 from sloop.systems.replay import ServedApplications, header_of, replay_log
 from sloop.systems.setup import build
 from sloop.testing.restoring import restores
 from sloop.units import s
-from sloop.vocabulary import Request
+from sloop.vocabulary import SIMULATION_CORES, Request
 from tests.sim.scene import application, several
 
 DEAR: dict[str, Any] = {"name": "static", "replicas": 3, "cores": 1, "order": "fifo"}
@@ -77,7 +77,7 @@ def test_the_answer_comes_after_the_time_that_a_tenth_of_a_core_takes() -> None:
             isinstance(each, Request) and now_ns - s(record.asks.last_s) <= each.sent_ns <= now_ns for _, each in log
         )
         assert answer.cpu_s == pytest.approx(2 * CPU_S_PER_REQUEST * sent, rel=0.05)
-        assert came_ns - now_ns == pytest.approx(s(answer.cpu_s / CORE_SHARE), rel=0.01)
+        assert came_ns - now_ns == pytest.approx(s(answer.cpu_s / SIMULATION_CORES), rel=0.01)
         assert answer.requests < sent, "the first ones do not count"
 
 

@@ -9,10 +9,8 @@ from sloop.events import Simulated
 from sloop.options import Fraction, NonNegativeInt, PositiveInt, Range
 from sloop.text import counted, in_s, listed, number
 from sloop.units import s, score_interval, to_s
-from sloop.vocabulary import SimulatedSystem, Simulation
+from sloop.vocabulary import SIMULATION_CORES, SimulatedSystem, Simulation
 
-CORE_SHARE: Final = 0.1
-"""Of one core, for simulations: a tenth."""
 MARGIN: Final = 0.8
 """A window is chosen so that its simulation is expected to take this part of what it may: loads differ."""
 FIRST_S: Final = 300.0
@@ -98,7 +96,7 @@ class Autopilot(Overseer):
     @property
     def _budget_s(self) -> float:
         """Seconds of a core for each simulation."""
-        return CORE_SHARE * to_s(self.every_ns)
+        return SIMULATION_CORES * to_s(self.every_ns)
 
     def _counted(self, now_ns: int, given: OverseerInput, memory: FlightMemory) -> FlightMemory:
         if now_ns < memory.since_ns + SETTLE_NS:

@@ -17,10 +17,8 @@ from msgspec import Struct
 from sloop.actions import RequestSimulation
 from sloop.events import Simulated
 from sloop.serve.processes import said_by
-from sloop.vocabulary import SimulatedSystem
+from sloop.vocabulary import SIMULATION_CORES, SimulatedSystem
 
-CORE_SHARE: Final = 0.1
-"""A simulation may take a tenth of a core on average, so it has ten times its seconds of a core."""
 _log: Final = logging.getLogger("sloop.simulations")
 
 
@@ -66,10 +64,10 @@ class SimulationProcesses:
         most_s = asked.asks.cpu_s_max
         payload = msgspec.json.encode({"log": str(self._folder), "question": question, "cpu_s_max": most_s})
         try:
-            said, status = await said_by(self._module, payload, most_s / CORE_SHARE)
+            said, status = await said_by(self._module, payload, most_s / SIMULATION_CORES)
             return msgspec.json.decode(said, type=Foretold)
         except TimeoutError:
-            return Foretold(error=f"it has not ended after {most_s / CORE_SHARE:g} s")
+            return Foretold(error=f"it has not ended after {most_s / SIMULATION_CORES:g} s")
         except msgspec.MsgspecError:
             return Foretold(error=f"its process ended with {status}: it failed, or needed more than {most_s:g} s")
         except OSError as error:

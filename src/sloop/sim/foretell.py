@@ -18,14 +18,14 @@ from sloop.options import Value
 from sloop.runlog import Header, Record
 from sloop.runlog.durations import VariantKey
 from sloop.runlog.fold import DeploymentState
-from sloop.runlog.run import Kept
+from sloop.runlog.run import Kept, RunState
 from sloop.sim.ranges import attainment_range, speed_factors
 from sloop.sim.run import simulate
 from sloop.sim.traffic import RequestsSoFar
 from sloop.sim.world import World
 from sloop.systems.catalogue import choice_of
 from sloop.units import NS_PER_S, s, to_s
-from sloop.vocabulary import SimulatedSystem, version_key
+from sloop.vocabulary import SIMULATION_CORES, SimulatedSystem, version_key
 
 LEAD: Final = 0.1
 LEAD_S: Final = 180.0
@@ -33,8 +33,6 @@ LEAD_S: Final = 180.0
 not counted, and at least three minutes if that is no more than half of it."""
 CPU_S_PER_REQUEST: Final = 100e-6
 """What the simulation of a request takes of a core, with reading it from the log: 30 to 90 µs were measured."""
-CORE_SHARE: Final = 0.1
-"""A server's answer has a tenth of a core."""
 HISTORY_S: Final = 3_600.0
 """How many seconds of requests a simulated run keeps for its questions."""
 
@@ -85,15 +83,20 @@ class _Counted:
             self._has_begun, self._spent = True, self._spent_at(self._from_ns)
         self._state.append(now_ns, record)
 
+    @property
+    def _run(self) -> RunState:
+        (run,) = [record.run for record in self._state.records if record.application == self._name]
+        return run
+
     def _spent_at(self, now_ns: int) -> tuple[float, int]:
         """US dollars and microcores × ns."""
-        (run,) = [record.run for record in self._state.records if record.application == self._name]
+        run = self._run
         run.cost.charge(now_ns)
         return run.cost.usd, run.cost.total_microcore_ns
 
-    def row(self, until_ns: int) -> tuple[SimulatedSystem, int, int]:
-        """It, without a range, with the requests that count, and those of them that were served in time."""
-        (run,) = [record.run for record in self._state.records if record.application == self._name]
+    def row(self, until_ns: int) -> tuple[SimulatedSystem, int]:
+        """It, without a range, with the requests that count."""
+        run = self._run
         seconds = [each for each in run.seconds if each.start_s * NS_PER_S >= self._from_ns]
         requests, served = sum(each.arrivals for each in seconds), sum(each.served for each in seconds)
         usd, microcore_ns = self._spent_at(max(until_ns, run.cost.charged_ns))
@@ -103,7 +106,7 @@ class _Counted:
             usd_per_h=(usd - self._spent[0]) * 3600 / to_s(passed_ns),
             cores=(microcore_ns - self._spent[1]) / 1e6 / passed_ns,
         )
-        return made, requests, served
+        return made, requests
 
 
 def _foretold(scenario: Scenario, name: str, lead_s: float) -> tuple[SimulatedSystem, int]:
@@ -128,8 +131,7 @@ def _played(
     sink = _Counted(state, name, s(lead_s))
     slower = {key: error * errors.get(key, 1.0) for key, error in world.all_errors.items()}
     totals = simulate(replace(world, errors=slower) if errors else world, [sink], check_first=0)
-    row, requests, _ = sink.row(world.duration_ns)
-    return row, requests, totals.open > 0
+    return *sink.row(world.duration_ns), totals.open > 0
 
 
 class OwnSimulations:
@@ -151,10 +153,10 @@ class OwnSimulations:
         count = len(list(sent.times_ns()))  # type: ignore[union-attr]  # a trace of requests that have come
         cpu_s = count * len(asks.systems) * CPU_S_PER_REQUEST
         if cpu_s > asks.cpu_s_max:
-            late_ns = s(asks.cpu_s_max / CORE_SHARE)
+            late_ns = s(asks.cpu_s_max / SIMULATION_CORES)
             return now_ns + late_ns, Simulated(asked.number, cpu_s=asks.cpu_s_max, error=TOO_LONG)
         rows, requests = foretell(scenario, name, asks.systems)
-        return now_ns + max(1, s(cpu_s / CORE_SHARE)), Simulated(asked.number, tuple(rows), requests, cpu_s)
+        return now_ns + max(1, s(cpu_s / SIMULATION_CORES)), Simulated(asked.number, tuple(rows), requests, cpu_s)
 
 
 TOO_LONG: Final = "the simulation took longer than it may"
