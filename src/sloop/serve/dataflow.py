@@ -775,8 +775,13 @@ class RequestTensors(Struct):
                 f"the parts' outputs {port.name!r} of stage {stages} cannot be joined: their rows have the shapes "
                 f"{', '.join(str(list(shape)) for shape in shapes)}"
             )
-        rows = sum(_row_count(tensor) for tensor in tensors)
-        return Tensor(tensors[0].datatype, (rows, *tensors[0].shape[1:]), b"".join(tensor.data for tensor in tensors))
+        return _concatenated(tensors)
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of all these tensors, which are of one type and shape, in order."""
+    first, rows = tensors[0], sum(map(_row_count, tensors))
+    return Tensor(first.datatype, (rows, *first.shape[1:]), b"".join([tensor.data for tensor in tensors]))
 
 
 def read_whole(given: Block | dict[int, Block], read: Callable[[Block], list[Tensor]]) -> list[Tensor]:
@@ -789,11 +794,7 @@ def read_whole(given: Block | dict[int, Block], read: Callable[[Block], list[Ten
         if len(kinds) > 1:
             rows = sorted(f"{datatype} {list(shape)}" for datatype, shape in kinds)
             raise ValueError(f"output {place} of a request that ran in pieces has rows of {' and '.join(rows)}")
-        first = column[0]
-        if first.datatype != MISSING.datatype:
-            data = b"".join([tensor.data for tensor in column])
-            first = Tensor(first.datatype, (sum(map(_row_count, column)), *first.shape[1:]), data)
-        found.append(first)
+        found.append(column[0] if column[0].datatype == MISSING.datatype else _concatenated(column))
     return found
 
 
