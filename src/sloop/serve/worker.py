@@ -557,8 +557,10 @@ class ModelWorker:
                         found[index] = list(map(cut_back, found[index], of_outputs))
                     self._verification.note([rows[index] for index in members], given, outputs, kept)
             stored = self._stored(order, places, found, faults)
-            elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
-            return FrameKind.DONE, structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
+            if self._elements or len(passes) != 1:  # otherwise it says so already
+                elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
+                stored = structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
+            return FrameKind.DONE, stored
 
         self._answer(frame, done)
 
