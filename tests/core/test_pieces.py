@@ -208,14 +208,18 @@ def test_the_end_of_a_batch_is_simple_again_when_no_pieces_are_left() -> None:
     """As for stages where no request was ever split; also if the request ends while its pieces wait."""
     scene = split()
     stage = scene.application.stages["only"]
+
+    def finishes_each() -> bool:
+        return stage.finishes_each
+
     (first,) = orders(scene.act(0, request(0, 6)))
-    assert stage.finishes_each
+    assert finishes_each()
     (second,) = orders(finish(scene, 14, first))
     finish(scene, 28, second)
-    assert not stage.finishes_each
+    assert not finishes_each()
     scene.act(30, request(1, 1))
     scene.act(31, request(2, 6, at_ms=31))
-    assert stage.finishes_each
+    assert finishes_each()
     scene.act(32, Cancelled(RequestId(2)))
     assert stage.split == {}
-    assert not stage.finishes_each
+    assert not finishes_each()
