@@ -5,14 +5,18 @@
 The encoder (benchmarks/encoder.py) runs on one core, and the deadline is four times what the longest text takes. The
 lengths are those of tweets, of product reviews (512 tokens at most), and nine tweets to one long document. The ideal
 server has the same core, knows what each text takes alone, and serves the one with the earliest deadline that it can
-serve in time; it joins no texts. Beside them runs mosec with one worker, which pads the texts of a batch.
+serve in time; it joins no texts. Beside them run mosec and Triton (PyTriton) with one worker, each with several
+settings: how many texts a batch takes and, for Triton, which joins only texts of one length, whether clients pad
+theirs. The best of all settings is what ours is compared with.
 
 The lengths are deciles of texts that Hutto and Gilbert published with VADER (ICWSM 2014), counted in words and
 punctuation marks: 4,200 tweets, and the reviews of 300 products from Amazon.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from functools import partial
 from heapq import heappop, heappush
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -31,7 +35,7 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.peer import PROGRAMS, Launch
 from benchmarks.peers.processes import free_port, running
-from benchmarks.peers.servers.mosec import ENVIRONMENT
+from benchmarks.peers.servers import mosec, triton
 from sloop.demo.live import serving
 from sloop.demo.run import dump_yaml
 
@@ -49,12 +53,17 @@ SYSTEMS: Final = {
     "early-drop": {"name": "early-drop", "replicas": 1, "cores": 1},
     "elastic": {"name": "elastic", "cores_max": 1},
 }
-BATCH_MAX, WAIT_MS = 8, 10
+BATCH_MAX: Final = 8
+MOSEC: Final = ((1, 0), (4, 5), (8, 10))
+"""The largest batch, and the time in ms that mosec waits for one."""
+PADDED: Final = (16, 32, 64, 128, 256, LONGEST)
+TRITON: Final = ((1, False), (BATCH_MAX, False), (BATCH_MAX, True))
+"""The largest batch, and whether clients pad texts to the next of `PADDED`."""
 TIMEOUT_S: Final = 30.0
 EXPECTED: Final = 0.97
 COLUMNS: Final = (
-    *("lengths", "requests/s", "server", "in time %", "ideal %", "late", "dropped or refused", "p99 ms"),
-    "in time /s",
+    *("lengths", "requests/s", "server", "setting", "in time %", "ideal %", "late", "dropped or refused"),
+    *("p99 ms", "in time /s"),
 )
 
 
@@ -130,17 +139,16 @@ class Answer(Struct, frozen=True):
     taken_s: float
 
 
-def send(
-    port: int, path: str, fields: Sequence[Mapping[str, str]], bodies: Sequence[bytes], due_s: Sequence[float]
-) -> list[Answer]:
-    """Send each body when it is due, on a connection of its own, and wait for all answers."""
-    found = [Answer(0, 0.0)] * len(bodies)
+def send(port: int, sent: Sequence["Sent"], due_s: Sequence[float]) -> list[Answer]:
+    """Send each request when it is due, on a connection of its own, and wait for all answers."""
+    found = [Answer(0, 0.0)] * len(sent)
 
     def ask(place: int) -> None:
+        path, fields, body = sent[place]
         begun_s = perf_counter()
         link = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         with closing(link), suppress(OSError, HTTPException):
-            link.request("POST", path, bodies[place], dict(fields[place]))
+            link.request("POST", path, body, dict(fields))
             answer = link.getresponse()
             answer.read()
             found[place] = Answer(answer.status, perf_counter() - begun_s)
@@ -172,24 +180,94 @@ def ours(folder: Path, model: Path, mix: Mix, slo_ms: float, system: Mapping[str
         yield int(served.http.rpartition(":")[2])
 
 
-def our_request(ids: NDArray[np.int64]) -> tuple[str, dict[str, str], bytes]:
-    """Path, head fields and body, with the tensors in binary."""
-    raw = ids.tobytes()
-    entry = {"datatype": "INT64", "shape": [1, len(ids)], "parameters": {"binary_data_size": len(raw)}}
-    inputs = [entry | {"name": name} for name in ("ids", "mask")]
-    head = msgspec.json.encode({"inputs": inputs, "parameters": {"binary_data_output": True}})
-    return "/v2/models/encoder/infer", {"inference-header-content-length": str(len(head))}, head + raw + raw
+Sent = tuple[str, Mapping[str, str], bytes]
+"""Path, head fields and body of a request."""
+
+
+def protocol_request(ids: NDArray[np.int64], length: int) -> Sent:
+    """A text for the Open Inference Protocol, padded to this length, with the tensors in binary."""
+    texts = {"ids": ids, "mask": np.ones_like(ids)}
+    raw = [np.pad(each, (0, length - len(ids))).tobytes() for each in texts.values()]
+    entry = {"datatype": "INT64", "shape": [1, length], "parameters": {"binary_data_size": len(raw[0])}}
+    head = msgspec.json.encode(
+        {"inputs": [entry | {"name": name} for name in texts], "parameters": {"binary_data_output": True}}
+    )
+    return "/v2/models/encoder/infer", {"inference-header-content-length": str(len(head))}, b"".join([head, *raw])
+
+
+def as_it_is(ids: NDArray[np.int64]) -> Sent:
+    return protocol_request(ids, len(ids))
+
+
+def padded(ids: NDArray[np.int64]) -> Sent:
+    return protocol_request(ids, next(length for length in PADDED if length >= len(ids)))
+
+
+def raw_bytes(ids: NDArray[np.int64]) -> Sent:
+    return "/inference", {}, ids.tobytes()
 
 
 @contextmanager
-def mosec(folder: Path, model: Path, slo_ms: float) -> Iterator[int]:
+def with_mosec(batch_max: int, wait_ms: int, folder: Path, model: Path, slo_ms: float) -> Iterator[int]:
     """mosec with one worker on one thread, and its limit of time."""
-    python, port = python_of(ENVIRONMENT), free_port()
-    settings = {"ENCODER": str(model), "BATCH_MAX": str(BATCH_MAX), "WAIT_MS": str(WAIT_MS)}
+    python, port = python_of(mosec.ENVIRONMENT), free_port()
+    settings = {"ENCODER": str(model), "BATCH_MAX": str(batch_max), "WAIT_MS": str(wait_ms)}
     flags = ("--address", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--timeout", str(round(slo_ms)))
     command = (str(python), str(PROGRAMS / "mosec_encoder_program.py"), *flags)
     with running(Launch(command, settings, port, "/"), folder / "mosec.txt"):
         yield port
+
+
+@contextmanager
+def with_triton(batch_max: int, folder: Path, model: Path, slo_ms: float) -> Iterator[int]:
+    """Triton with one instance on one thread, which refuses texts that have waited until the longest would be late."""
+    python, port = python_of(triton.ENVIRONMENT), free_port()
+    settings = {
+        "ENCODER": str(model),
+        "BATCH_MAX": str(batch_max),
+        "WAIT_MS": str(triton.WAIT_MS),
+        "TIMEOUT_MS": str((1 - 1 / FACTOR) * slo_ms),
+        "PORT": str(port),
+        "METRICS_PORT": str(free_port()),
+        "LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR")),
+    }
+    command = (str(python), str(PROGRAMS / "triton_encoder_program.py"))
+    with running(Launch(command, settings, port, "/v2/models/encoder/ready"), folder / "triton.txt"):
+        yield port
+
+
+class Server(Struct, frozen=True):
+    """A server with one setting."""
+
+    name: str
+    setting: str
+    start: Callable[[Path, Path, float], AbstractContextManager[int]]
+    """Starts it with a folder, the model and the deadline in ms; yields its port."""
+    request: Callable[[NDArray[np.int64]], Sent] = as_it_is
+
+
+def servers(mix: Mix) -> Sequence[Server]:
+    """Ours, then the others with each of their settings."""
+
+    def own(system: Mapping[str, Any], folder: Path, model: Path, slo_ms: float) -> AbstractContextManager[int]:
+        return ours(folder, model, mix, slo_ms, system)
+
+    return [
+        *(Server(name, "", partial(own, system)) for name, system in SYSTEMS.items()),
+        *(
+            Server("mosec", f"batch {most}, wait {wait_ms} ms", partial(with_mosec, most, wait_ms), raw_bytes)
+            for most, wait_ms in MOSEC
+        ),
+        *(
+            Server(
+                "Triton",
+                f"batch {most}, {'padded by clients' if pads else 'as they are'}",
+                partial(with_triton, most),
+                padded if pads else as_it_is,
+            )
+            for most, pads in TRITON
+        ),
+    ]
 
 
 class Row(Struct, frozen=True):
@@ -198,6 +276,7 @@ class Row(Struct, frozen=True):
     mix: str
     rate: float
     server: str
+    setting: str
     in_time: float
     ideal: float
     late: int
@@ -207,26 +286,21 @@ class Row(Struct, frozen=True):
     """Texts in time per second."""
 
 
-def run_once(mix: Mix, rate: float, server: str, port: int, costs_s: Costs, slo_ms: float, given: Any) -> Row:  # noqa: ANN401
+def run_once(mix: Mix, rate: float, server: Server, port: int, costs_s: Costs, slo_ms: float, given: Any) -> Row:  # noqa: ANN401
     """Send the texts of a mix at this rate to a server that is ready."""
     chance = np.random.default_rng(given.seed)
     count = round(rate * given.seconds)
     due_s = np.cumsum(chance.exponential(1 / rate, count)).tolist()
     lengths = chance.choice(mix.lengths, count).tolist()
-    ids = [chance.integers(1_000, encoder.WORDS, length) for length in lengths]
-    if server == "mosec":
-        path, fields, bodies = "/inference", dict[str, str](), [each.tobytes() for each in ids]
-        answers = send(port, path, [fields] * count, bodies, due_s)
-    else:
-        path, *_ = our_request(ids[0])
-        pairs = [our_request(each)[1:] for each in ids]
-        answers = send(port, path, [fields for fields, _ in pairs], [body for _, body in pairs], due_s)
+    sent = [server.request(chance.integers(1_000, encoder.WORDS, length)) for length in lengths]
+    answers = send(port, sent, due_s)
     taken_ms = [1e3 * each.taken_s for each in answers if each.status == 200]
     good = sum(each <= slo_ms for each in taken_ms)
     best = ideal(list(zip(due_s, lengths, strict=True)), costs_s, slo_ms / 1e3)
     p99_ms = float(np.quantile(taken_ms, 0.99)) if taken_ms else 0.0
     late, lost = len(taken_ms) - good, count - len(taken_ms)
-    return Row(mix.name, rate, server, good / count, best, late, lost, p99_ms, good / due_s[-1])
+    share, goodput = good / count, good / due_s[-1]
+    return Row(mix.name, rate, server.name, server.setting, share, best, late, lost, p99_ms, goodput)
 
 
 def main() -> None:
@@ -234,6 +308,7 @@ def main() -> None:
     parser = arguments(__doc__, seconds=40.0, quick=8.0)
     parser.add_argument("--weights", type=Path, help="the model.safetensors of the package (default: random weights)")
     parser.add_argument("--only", nargs="*", default=[], help="these lengths (default: all)")
+    parser.add_argument("--ours", action="store_true", help="without the other servers")
     given = parser.parse_args()
     with workspace(given.keep) as folder:
         weights = encoder.read_safetensors(given.weights) if given.weights else None
@@ -246,16 +321,13 @@ def main() -> None:
                 continue
             for load in LOADS:
                 rate = round(load / mix.mean_s, 1)
-                for server in (*SYSTEMS, "mosec"):
-                    say(f"{mix.name}, {rate:g} requests/s, {server}")
-                    own = folder / f"{mix.name} {load:g} {server}"
+                for place, server in enumerate(servers(mix)):
+                    if given.ours and server.name not in SYSTEMS:
+                        continue
+                    say(f"{mix.name}, {rate:g} requests/s, {server.name} {server.setting}")
+                    own = folder / f"{mix.name} {load:g} {place}"
                     own.mkdir(parents=True, exist_ok=True)
-                    started = (
-                        mosec(own, model, slo_ms)
-                        if server == "mosec"
-                        else ours(own, model, mix, slo_ms, SYSTEMS[server])
-                    )
-                    with started as port:
+                    with server.start(own, model, slo_ms) as port:
                         rows.append(run_once(mix, rate, server, port, costs_s, slo_ms, given))
                     say(f"  {100 * rows[-1].in_time:.1f} % in time, ideal {100 * rows[-1].ideal:.1f} %")
         publish("lengths", "Texts of different lengths, live", page(rows, costs_s, slo_ms), write=not given.no_write)
@@ -266,34 +338,29 @@ def page(rows: Sequence[Row], costs_s: Costs, slo_ms: float) -> str:
     told = ", ".join(f"{length} tokens {1e3 * costs_s.of(length):.1f} ms" for length in (16, 64, 128, 256, LONGEST))
     cells = [
         (
-            each.mix,
-            each.rate,
-            each.server,
-            100 * each.in_time,
-            100 * each.ideal,
-            each.late,
-            each.lost,
-            each.p99_ms,
-            each.goodput,
+            *(each.mix, each.rate, each.server, each.setting, 100 * each.in_time, 100 * each.ideal),
+            *(each.late, each.lost, each.p99_ms, each.goodput),
         )
         for each in rows
     ]
-    good = {(each.mix, each.rate, each.server): each for each in rows}
+    best = dict[tuple[str, float], float]()
+    for each in rows:
+        if each.server not in SYSTEMS:
+            best[each.mix, each.rate] = max(each.goodput, best.get((each.mix, each.rate), 0.0))
     verdicts = [
         (
             f"{each.mix}, {each.rate:g}/s, {each.server}",
             each.in_time >= EXPECTED * each.ideal,
-            beside is None or each.goodput >= beside.goodput,
+            each.goodput >= best.get((each.mix, each.rate), 0.0),
         )
         for each in rows
-        if each.server != "mosec"
-        for beside in [good.get((each.mix, each.rate, "mosec"))]
+        if each.server in SYSTEMS
     ]
     return "\n\n".join(
         [
             f"Deadline {slo_ms:g} ms. One text alone takes, on one core: {told}.",
             table(COLUMNS, cells),
-            table(("run", f"at least {EXPECTED:g} of the ideal server", "as many in time as mosec"), verdicts),
+            table(("run", f"at least {EXPECTED:g} of the ideal server", "as many in time as the best other"), verdicts),
         ]
     )
 

@@ -25,6 +25,9 @@ class Inference(Worker):
         return data.tobytes()
 
     def forward(self, data):
+        return self._batch(data) if BATCH_MAX > 1 else self._batch([data])[0]
+
+    def _batch(self, data):
         ids = np.zeros((len(data), max(map(len, data))), np.int64)
         mask = np.zeros_like(ids)
         for row, text in enumerate(data):
