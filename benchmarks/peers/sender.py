@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 from benchmarks.peers.load import BODY, ORDERS, SenderOptions
 from sloop.load.connections import RequestHead, Server
@@ -18,7 +19,6 @@ from sloop.load.sender import (
     Target,
     allowed_connections,
     open_schedule,
-    run_until_done,
     send_closed,
     send_open,
 )
@@ -57,9 +57,9 @@ def main(folder: Path) -> None:
         records = RecordWriter(file)
         if orders.end_ns:
             width, end_ns = orders.connections, orders.end_ns
-            run_until_done(send_closed(target, records, _quiet, connections=width, warmup_ns=0, end_ns=end_ns))
+            uvloop.run(send_closed(target, records, _quiet, connections=width, warmup_ns=0, end_ns=end_ns))
         else:
-            run_until_done(send_open(target, open_schedule(folder), records, _quiet))
+            uvloop.run(send_open(target, open_schedule(folder), records, _quiet))
         records.flush()
 
 

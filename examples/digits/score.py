@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import uvloop
 
 from examples.digits.pictures import Labels, Levels, held_out
 from sloop.cli.command import trace_at
@@ -25,7 +26,7 @@ from sloop.load.connections import RequestHead, Server
 from sloop.load.plan import Body, default_port, split_url
 from sloop.load.results import RecordWriter, join, read_records, summarise
 from sloop.load.run import schedule_of
-from sloop.load.sender import Target, allowed_connections, run_until_done, send_open
+from sloop.load.sender import Target, allowed_connections, send_open
 from sloop.units import ms, s, to_s
 from sloop.workload import Trace
 
@@ -84,7 +85,7 @@ def score(url: str, trace: Trace, *, slo_ms: float, pictures: int = PICTURES, ap
     with tempfile.TemporaryDirectory(prefix="digits-") as folder:
         with (Path(folder) / "records").open("wb") as file:
             records = RecordWriter(file)
-            run_until_done(send_open(target, schedule.ravel().tolist(), records, lambda progress: None))
+            uvloop.run(send_open(target, schedule.ravel().tolist(), records, lambda progress: None))
             records.flush()
         measured = join(read_records(Path(folder) / "records"), schedule)
     slo_ns = ms(slo_ms)

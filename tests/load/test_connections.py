@@ -285,7 +285,7 @@ def test_a_cut_off_answer_is_none() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nxx",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nfffffffff\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
         b"HTTP/1.1 " + b"x" * 70_000,
     ],
 )

@@ -4,7 +4,6 @@ import asyncio
 import re
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,10 @@ from sloop.load.sender import (
     SENDS_MAX,
     Alarm,
     Closed,
-    LoopTimer,
     Orders,
     ProgressReport,
     SendProgress,
     Target,
-    TimerFd,
-    alarm,
     allowed_connections,
     carry_out,
     main,
@@ -165,16 +161,11 @@ def test_an_empty_schedule(tmp_path: Path) -> None:
     assert len(open_schedule(tmp_path)) == 0
 
 
-Maker = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Alarm]
-MAKERS = [LoopTimer, alarm, TimerFd]
-
-
-@pytest.mark.parametrize("maker", MAKERS)
-def test_rings_once_and_never_early(maker: Maker) -> None:
+def test_rings_once_and_never_early() -> None:
     async def ring_twice() -> list[int]:
         early_ns: list[int] = []
         rung = asyncio.Event()
-        bell = maker(asyncio.get_running_loop(), rung.set)
+        bell = Alarm(asyncio.get_running_loop(), rung.set)
         for after_ns in (2 * NS_PER_MS, -NS_PER_MS):
             at_ns = time.monotonic_ns() + after_ns
             bell.set(at_ns + 60 * 10**9)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, cast
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
 from sloop.load.results import Ending
@@ -20,6 +21,8 @@ from sloop.units import NS_PER_S
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 BODY_BYTES_MAX: Final = 256 * 2**20
+FINAL: Final = 200
+"""The least status of a response that is not provisional (RFC 9110, section 15.2)."""
 
 
 class BrokenResponse(Exception):  # it describes a response; `Error` would add nothing
@@ -69,136 +72,79 @@ class RequestHead:
 class ResponseReader:
     """Parses the responses on one connection, one after another."""
 
-    __slots__ = ("_at", "_body_start", "_buffer", "_chunks", "_fields", "_is_old", "_length", "_status")
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_ends_with_connection",
+        "_found",
+        "_has_head",
+        "_head_bytes",
+        "_met",
+        "_parser",
+    )
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._body_start = self._at = 0
-        self._chunks: list[bytes] = []
-        self._status = 0
-        self._is_old = False
-        self._length = 0
-        self._fields: dict[bytes, bytes] = {}
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._found: Response | None = None
+        self.on_message_begin()
 
     def feed(self, received: bytes) -> Response | None:
         """Add bytes; returns the response if it is complete. Bytes beyond its end are an error."""
-        self._buffer += received
-        while self._body_start == 0:
-            if not self._read_head():
-                return None
-        if self._length < 0:
-            self._check_room()
-            return self._chunked() if self._is_chunked else None
-        end = self._body_start + self._length
-        if len(self._buffer) < end:
-            return None
-        return self._finish(bytes(self._buffer[self._body_start : end]), end)
+        assert self._parser is not None, "closed"
+        try:
+            self._parser.feed_data(received)
+        except HttpParserError as error:  # one of ours is its context
+            raise BrokenResponse(str(error.__context__ or error)) from None
+        except HttpParserUpgrade:
+            raise BrokenResponse("another protocol than HTTP/1") from None
+        self._head_bytes += len(received)
+        if not self._has_head and self._head_bytes > HEAD_BYTES_MAX:
+            raise BrokenResponse(f"the head exceeds {HEAD_BYTES_MAX} bytes")
+        found, self._found = self._found, None
+        return found
 
     def close(self) -> Response | None:
-        """The connection was closed: returns the response that this completes, if any."""
-        if self._body_start and self._length < 0 and not self._is_chunked:
-            return self._finish(bytes(self._buffer[self._body_start :]), len(self._buffer))
-        return None
+        """The connection was closed: returns the response that this completes, if any. To be called once."""
+        parser, self._parser = self._parser, None  # which knows the methods of this object: a cycle
+        assert parser is not None
+        is_whole = self._has_head and parser.get_status_code() >= FINAL and self._ends_with_connection
+        return self._response(parser, is_last=True) if is_whole else None
 
-    @property
-    def _is_chunked(self) -> bool:
-        return self._fields.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+    def _response(self, parser: HttpResponseParser, *, is_last: bool) -> Response:
+        return Response(parser.get_status_code(), b"".join(self._body), is_last, self._met)
 
-    def _read_head(self) -> bool:
-        """Parse the head; returns whether it is complete. Provisional 1xx heads are skipped."""
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > HEAD_BYTES_MAX:
-                raise BrokenResponse(f"the head exceeds {HEAD_BYTES_MAX} bytes")
-            if not b"HTTP/1.".startswith(self._buffer[:7]):
-                raise BrokenResponse("not HTTP/1")
-            return False
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        status = _status_of(lines[0])
-        if 100 <= status < 200:
-            del self._buffer[: end + 4]
-            return bool(self._buffer) and self._read_head()
-        self._status = status
-        self._is_old = lines[0].startswith(b"HTTP/1.0")
-        for line in lines[1:]:
-            name, _, value = line.partition(b":")
-            self._fields[name.strip().lower()] = value.strip()
-        self._length = self._length_of_body()
-        self._body_start = self._at = end + 4
-        return True
+    # What the parser reports
 
-    def _length_of_body(self) -> int:
-        """The length of the body in bytes; -1 if chunks or the end of the connection delimit it."""
-        if self._status in (204, 304):
-            return 0
-        if b"transfer-encoding" in self._fields:
-            return -1
-        declared = self._fields.get(b"content-length")
-        if declared is None:
-            return -1
-        if not declared.isdigit() or len(declared) > 12 or int(declared) > BODY_BYTES_MAX:
-            raise BrokenResponse(f"content-length {declared[:20]!r}")
-        return int(declared)
-
-    def _check_room(self) -> None:
-        if len(self._buffer) - self._body_start > BODY_BYTES_MAX:
-            raise BrokenResponse(f"the body exceeds {BODY_BYTES_MAX} bytes")
-
-    def _chunked(self) -> Response | None:
-        """Parse the chunks received since the last call."""
-        while True:
-            line_end = self._buffer.find(b"\r\n", self._at)
-            if line_end < 0:
-                return None
-            size = _chunk_size(bytes(self._buffer[self._at : line_end]))
-            if size == 0:
-                return self._trailed(line_end)
-            after = line_end + 2 + size + 2
-            if len(self._buffer) < after:
-                return None
-            self._chunks.append(bytes(self._buffer[line_end + 2 : after - 2]))
-            self._at = after
-
-    def _trailed(self, last_line: int) -> Response | None:
-        """Skip trailer fields after the last chunk, up to the empty line."""
-        if self._buffer[last_line : last_line + 4] == b"\r\n\r\n":
-            return self._finish(b"".join(self._chunks), last_line + 4)
-        end = self._buffer.find(b"\r\n\r\n", last_line)
-        return None if end < 0 else self._finish(b"".join(self._chunks), end + 4)
-
-    def _finish(self, body: bytes, end: int) -> Response:
-        if len(self._buffer) > end:
+    def on_message_begin(self) -> None:
+        if self._found is not None:
             raise BrokenResponse("bytes after the end of the response")
-        met = self._fields.get(b"x-slo-met")
-        answer = Response(self._status, body, self._closes(), None if met is None else met.lower() == b"true")
-        self._buffer.clear()
-        self._forget()
-        return answer
+        self._body: list[bytes] = []
+        self._body_bytes = self._head_bytes = 0
+        self._has_head = False
+        self._ends_with_connection = True
+        self._met: bool | None = None
 
-    def _closes(self) -> bool:
-        """Whether the server will close the connection (RFC 9112, section 9.3)."""
-        options = {option.strip() for option in self._fields.get(b"connection", b"").lower().split(b",")}
-        if b"close" in options or (self._length < 0 and not self._is_chunked):
-            return True
-        return self._is_old and b"keep-alive" not in options
+    def on_header(self, name: bytes, value: bytes) -> None:
+        known = name.lower()
+        if known == b"x-slo-met":
+            self._met = value.lower() == b"true"
+        elif known in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
 
+    def on_headers_complete(self) -> None:
+        self._has_head = True
 
-def _status_of(line: bytes) -> int:
-    """Of `HTTP/1.1 200 OK`."""
-    code = line[9:12]
-    if not line.startswith(b"HTTP/1.") or line[8:9] != b" " or not code.isdigit() or line[12:13] not in (b"", b" "):
-        raise BrokenResponse(f"invalid status line {line[:40]!r}")
-    return int(code)
+    def on_body(self, part: bytes) -> None:
+        self._body_bytes += len(part)
+        if self._body_bytes > BODY_BYTES_MAX:
+            raise BrokenResponse(f"the body exceeds {BODY_BYTES_MAX} bytes")
+        self._body.append(part)
 
-
-def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if not 0 < len(digits) <= 8 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise BrokenResponse(f"invalid chunk size {line[:20]!r}")
-    return int(digits, 16)
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        self._ends_with_connection = False
+        if self._parser.get_status_code() >= FINAL:  # others are provisional
+            self._found = self._response(self._parser, is_last=not self._parser.should_keep_alive())
 
 
 IDLE_NS_MAX = 3 * NS_PER_S
@@ -302,8 +248,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        answer = self._reader.close() if self.outgoing is not None and exc is None else None
-        if answer is not None:
+        answer = self._reader.close()
+        if answer is not None and self.outgoing is not None and exc is None:
             self._finish(answer)
         else:
             self.fail(Ending.DISCONNECTED)

@@ -19,10 +19,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+import uvloop
 from numpy.typing import NDArray
 
 from sloop.load.connections import Connections, Outgoing, RequestHead, Response, Server
@@ -121,19 +122,6 @@ _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE: Final = 1
 
 
-class Alarm(Protocol):
-    """A precise timer that can be set repeatedly.
-
-    asyncio and libuv round timers to milliseconds, which is a thousand times the gap between requests at a high rate.
-    """
-
-    def set(self, at_ns: int) -> None:
-        """Call back once at or after `at_ns` of `time.monotonic_ns`; replaces an earlier setting."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class _Spec(ctypes.Structure):
     """struct itimerspec: an interval (unused) and the first expiry."""
 
@@ -145,16 +133,16 @@ class _Spec(ctypes.Structure):
     ]
 
 
-class TimerFd:
-    """Linux's timerfd. Raises `OSError` if the system has none."""
+class Alarm:
+    """A precise timer that can be set repeatedly: Linux's timerfd.
+
+    asyncio and libuv round timers to milliseconds, which is a thousand times the gap between requests at a high rate.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            self._settime = libc.timerfd_settime
-            self._fd = int(libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC))
-        except (AttributeError, TypeError) as error:
-            raise OSError(f"no timerfd here: {error}") from None
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._fd = int(libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC))
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._loop = loop
@@ -163,6 +151,7 @@ class TimerFd:
         loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int) -> None:
+        """Call back once at or after `at_ns` of `time.monotonic_ns`; replaces an earlier setting."""
         # An expiry of 0 would disarm the timer; a time in the past expires at once.
         self._spec.value_s, self._spec.value_ns = divmod(max(1, at_ns), NS_PER_S)
         if self._settime(self._fd, _ABSOLUTE, ctypes.byref(self._spec), None) < 0:
@@ -178,31 +167,6 @@ class TimerFd:
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
-
-
-class LoopTimer:
-    """The event loop's timer, for systems without timerfd."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self._loop = loop
-        self._call = call
-        self._handle: asyncio.TimerHandle | None = None
-
-    def set(self, at_ns: int) -> None:
-        self.close()
-        self._handle = self._loop.call_later(max(0, at_ns - time.monotonic_ns()) / NS_PER_S, self._call)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-
-def alarm(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Alarm:
-    """The most precise alarm of this machine."""
-    try:
-        return TimerFd(loop, call)
-    except OSError:
-        return LoopTimer(loop, call)
 
 
 LEAD_NS = 20 * NS_PER_MS
@@ -312,7 +276,7 @@ class _OpenLoop(_Run):
         self._times = times
         self._count = len(times) // 2
         self._next = 0
-        self._alarm = alarm(asyncio.get_running_loop(), self._fire)
+        self._alarm = Alarm(asyncio.get_running_loop(), self._fire)
 
     async def run(self) -> None:
         await self.warm(self._target.warm_connections)
@@ -359,7 +323,7 @@ class _ClosedLoop(_Run):
         self._width = connections
         self._warmup_ns = warmup_ns
         self._end_ns = end_ns
-        self._timer = alarm(asyncio.get_running_loop(), self.finished.set)
+        self._timer = Alarm(asyncio.get_running_loop(), self.finished.set)
 
     async def run(self) -> None:
         await self.warm(self._width)
@@ -442,7 +406,7 @@ def carry_out(folder: Path) -> None:
             progress = latest
             print_report(_report_of(latest, finished=False))
 
-        run_until_done(_sending(orders, target, folder, records, note))
+        uvloop.run(_sending(orders, target, folder, records, note))
         records.flush()
     print_report(_report_of(progress, finished=True))
 
@@ -461,17 +425,6 @@ def _sending(
         warmup_ns=closed.warmup_ns,
         end_ns=closed.end_ns,
     )
-
-
-def run_until_done(sending: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop if it is installed, which halves the cost of a request."""
-    try:
-        import uvloop  # noqa: PLC0415  # only where installed
-    except ImportError:
-        asyncio.run(sending)
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(sending)
 
 
 def _target(orders: Orders, bodies: list[bytes], *, connections_max: int, places: Sequence[int] | None) -> Target:
