@@ -87,25 +87,6 @@ REQUESTS_MAX: Final = 10_000_000
 """Of all traces together: a search simulates them once for each choice."""
 
 
-class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """`NAME=NUMBER`: a pair, of which the number is not negative."""
-
-    name = "name=number"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401  # text, or a default
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
-        name, _, figure = value.partition("=")
-        if not name or not figure:
-            self.fail(f"{value!r} is not NAME=NUMBER; write g4dn.xlarge=0.5", param, ctx)
-        return name, Number(min=0, max=1e6).convert(figure, param, ctx)
-
-
 @command("advise", example=EXAMPLE, notes=NOTES)
 @click.argument("apps", metavar="APP...", nargs=-1, required=True)
 @click.option(
@@ -149,7 +130,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.option(
     "--price",
     "prices",
-    type=Named(),
+    type=Rate(max=1e6, named_like="g4dn.xlarge"),
     multiple=True,
     metavar="KIND=USD",
     help="Price of a kind in USD per hour, instead of the known one.",

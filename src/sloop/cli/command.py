@@ -405,12 +405,13 @@ slo_option = click.option(
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A rate as `R` or `NAME=R`: a pair of the name ("" if there is none) and requests per second."""
+    """A rate, or another number of at least 0, as `R` or `NAME=R`: a pair of the name ("" if there is none) and the
+    number. With `named_like`, such as g4dn.xlarge, there must be a name."""
 
     name = "[name=]r"
 
-    def __init__(self, max: float) -> None:
-        self._number = Number(min=0, max=max)
+    def __init__(self, max: float, *, named_like: str = "") -> None:
+        self._number, self._named_like = Number(min=0, max=max), named_like
 
     def convert(
         self,
@@ -423,6 +424,8 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
         name, equals, rate = value.rpartition("=")
         if equals and not name:
             self.fail(f"{value!r} has no name before '='; write digits=50", param, ctx)
+        if self._named_like and not (name and rate):
+            self.fail(f"{value!r} is not NAME=NUMBER; write {self._named_like}=0.5", param, ctx)
         return name, self._number.convert(rate, param, ctx)
 
 
