@@ -247,7 +247,8 @@ def test_a_wish_for_another_protocol_smuggles_nothing(
     gateway: Gateway, framing: bytes, statuses: list[int], cut: int
 ) -> None:
     head = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n" + UPGRADE
-    found = converse(gateway, head + framing, cut=cut, ends=True)
+    # Nobody waits for what is inflated, or computed, if the client has ended its side before.
+    found = converse(gateway, head + framing, cut=cut, ends=b"content-encoding" not in framing)
     assert [answer.status for answer in found] == statuses
 
 

@@ -40,8 +40,7 @@ NOT_KEPT: Final = frozenset(
 INFLATERS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Encodings of bodies, and zlib's number for their format."""
 INFLATED_BYTES: Final = 64 * 1024
-"""How much is inflated at a time; what a body has beyond that is inflated when all of it has arrived, and others get
-their turn in between."""
+"""How much is inflated at a time; others get their turn in between."""
 PACKED_BYTES: Final = 16 * 1024
 """How much of it is given to zlib at a time, which copies what it has not yet inflated."""
 
@@ -88,8 +87,7 @@ class Exchange(Struct, eq=False):
     hold: BodyReservation | None = None
     """Reserves it also from the quota of a model, if that has one."""
     inflater: "zlib._Decompress | None" = None
-    packed: bytearray | None = None
-    """What has arrived of a compressed body and is not inflated yet."""
+    """Of a compressed body, which is inflated when all of it has arrived."""
     is_open: bool = True
     is_last: bool = False
     """Whether the connection is closed after the answer."""
@@ -175,9 +173,7 @@ class Exchange(Struct, eq=False):
 
     def receive(self, part: bytes, bodies: BodyMemory) -> None:
         """Keep a part of the body. Raises a `Refusal` if there is no room for it."""
-        if self.inflater is not None:
-            self._unpack(self.inflater, part, bodies)
-        elif not self.body:
+        if not self.body:
             self._take(len(part), len(part), bodies)
             self.body = part
         else:
@@ -202,11 +198,6 @@ class Exchange(Struct, eq=False):
             self.bodies = bodies
         self.held_bytes += more
 
-    def complete(self) -> None:
-        """The last part of the body has arrived. Raises a 400 if a compressed one is not complete."""
-        if self.inflater is not None and self.packed is None and not self.inflater.eof:
-            raise Refusal(400, "content-encoding: the compressed body ends too early", "send all of it")
-
     def note_read(self) -> None:
         """Call `on_read`, once."""
         if self.on_read is not None:
@@ -215,7 +206,7 @@ class Exchange(Struct, eq=False):
 
     def drop(self) -> None:
         """Forget the body and give back its room."""
-        self.body, self.packed = b"", None
+        self.body = b""
         if self.on_read is not None:
             self.note_read()
         if self.hold is not None:
@@ -226,28 +217,16 @@ class Exchange(Struct, eq=False):
             self.bodies = None
         self.held_bytes = 0
 
-    def _unpack(self, inflater: "zlib._Decompress", part: bytes, bodies: BodyMemory) -> None:
-        """Inflate the beginning of a body, and keep the rest."""
-        if self.packed is None and len(self.body) < INFLATED_BYTES:
-            part = self._inflate(inflater, part, bodies)
-            if inflater.eof or not part:
-                return
-        if self.packed is None:
-            self.packed = bytearray()
-        self._take(len(part), len(self.packed) + len(part), bodies)
-        self.packed += part
-
-    async def inflate_rest(self, bodies: BodyMemory) -> None:
-        """Inflate what was kept. Raises a `Refusal` if that is too much, or not what its header says."""
-        inflater, packed = self.inflater, self.packed or b""
-        assert inflater is not None
+    async def inflate(self, inflater: "zlib._Decompress", bodies: BodyMemory) -> None:
+        """Inflate the body. Raises a `Refusal` if that is too much, or not what its header says."""
+        packed, self.body = self.body, b""
         for at in range(0, len(packed), PACKED_BYTES):
             left = bytes(packed[at : at + PACKED_BYTES])
             while left:
                 left = self._inflate(inflater, left, bodies)
                 await asyncio.sleep(0)
-        self.packed = None
-        self.complete()
+        if not inflater.eof:
+            raise Refusal(400, "content-encoding: the compressed body ends too early", "send all of it")
 
     def _inflate(self, inflater: "zlib._Decompress", part: bytes, bodies: BodyMemory) -> bytes:
         """Inflate some of a part, so that a small body cannot become a large one without room. Returns what is left."""

@@ -319,12 +319,6 @@ class HttpConnection(ServerConnection):
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
-        if exchange.inflater is not None and exchange.refusal is None and not self._has_stopped_early(exchange):
-            try:
-                exchange.complete()
-            except Refusal as refusal:
-                exchange.drop()
-                exchange.refusal = refusal.with_traceback(None)
         self._ready.append(exchange)
 
     def _has_stopped_early(self, exchange: Exchange) -> bool:
@@ -1037,14 +1031,14 @@ class HttpServer:
         """Answer a complete request, now or later."""
         if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
             exchange.reply(204, b"", headers=CORS_PREFLIGHT)
-        elif exchange.packed is not None:
-            exchange.answer_later(self._inflate_and_answer(exchange))
+        elif exchange.inflater is not None:
+            exchange.answer_later(self._inflate_and_answer(exchange, exchange.inflater))
         else:
             self._answer(exchange)
 
-    async def _inflate_and_answer(self, exchange: Exchange) -> None:
+    async def _inflate_and_answer(self, exchange: Exchange, inflater: "zlib._Decompress") -> None:
         async with self._inflating:
-            await exchange.inflate_rest(self.bodies)
+            await exchange.inflate(inflater, self.bodies)
         self._answer(exchange)
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
