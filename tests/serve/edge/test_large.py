@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sloop.app.limits import Limits
 from sloop.serve.edge import inputs, v1
-from sloop.serve.edge.inputs import AnswerForm, InputValidator
+from sloop.serve.edge.inputs import AnswerForm, InputValidator, ParsedRequest
 from sloop.serve.edge.intake import LARGE_BYTES
 from sloop.serve.edge.large import LargeJson, must_be_written_apart
 from sloop.serve.edge.refusal import Refusal
@@ -195,11 +195,11 @@ def test_a_body_of_v1_is_the_same_request_or_is_refused_as_well(
     validator, request = asked
     body = given.draw(bodies(st.just(request)))
 
-    def result(read: Callable[[], v1.Prediction]) -> Any:
+    def result(read: Callable[[], ParsedRequest]) -> Any:
         found = or_refusal(read)
-        return (contents_of(found.tensors), found.rows) if isinstance(found, v1.Prediction) else found
+        return (contents_of(found.tensors), found.form) if isinstance(found, ParsedRequest) else found
 
-    there = result(lambda: apart.thread.call(apart.large.read_v1(body, model_of(validator))))
+    there = result(lambda: apart.thread.call(apart.large.read(body, None, model_of(validator), is_v1=True)))
     assert there == result(lambda: v1.read(body, validator))
 
 
@@ -294,7 +294,8 @@ def test_an_answer_of_v1_is_the_same(apart: Apart, outputs: dict[str, Tensor], b
         outputs = {name: each for name, each in outputs.items() if each.shape} or outputs
     shape = next(iter(outputs.values())).shape
     rows = shape[0] if by_row and shape else None
-    there = or_refusal(lambda: body_of(apart.thread.call(apart.large.write_v1(rows, outputs))))
+    form = AnswerForm({}, {}, is_v1=True, rows=rows)
+    there = or_refusal(lambda: body_of(apart.thread.call(apart.large.write(model_of(ANY), "1", form, outputs))[0]))
     assert there == or_refusal(lambda: v1.write(rows, outputs))
 
 
@@ -321,12 +322,12 @@ LIST, RAW = {"y": False}, {"y": True}
         (AnswerForm({}, {}), Tensor("UINT8", (2**20,), bytes(2**20)), False),
         (AnswerForm(LIST, {"y": 5}), Tensor("FP32", (1, 1000), bytes(4000)), False),
         (AnswerForm(LIST, {"y": 5}), Tensor("FP32", (8, 1000), bytes(32000)), True),
-        (None, Tensor("FP32", (1, 5000, 0, 3), b""), True),
-        (None, Tensor("FP32", (0, 5000), b""), False),
+        (AnswerForm(LIST, {}, is_v1=True), Tensor("FP32", (1, 5000, 0, 3), b""), True),
+        (AnswerForm(LIST, {}, is_v1=True), Tensor("FP32", (0, 5000), b""), False),
         (AnswerForm(LIST, {}), Tensor("FP32", (1, 5000, 0, 3), b""), False),
     ],
 )
-def test_what_takes_long_to_write_is_written_apart(form: AnswerForm | None, tensor: Tensor, is_apart: bool) -> None:
+def test_what_takes_long_to_write_is_written_apart(form: AnswerForm, tensor: Tensor, is_apart: bool) -> None:
     assert must_be_written_apart(form, {"y": tensor}) == is_apart
 
 

@@ -132,7 +132,7 @@ def test_a_wrong_body_is_refused_by_name(body: object, validator: InputValidator
 
 def answered(outputs: Mapping[str, Tensor], rows: int | None) -> Any:
     body = {"inputs": [[1, 2]] * 2} if rows is None else {"instances": [[1, 2]] * rows}
-    return json.loads(write(read(json.dumps(body).encode(), ONE).rows, outputs))
+    return json.loads(write(read(json.dumps(body).encode(), ONE).form.rows, outputs))
 
 
 Y = Tensor("FP32", (2, 1), f32(1, 2))

@@ -366,6 +366,11 @@ class AnswerForm(Struct, frozen=True, gc=False):
     classes: Mapping[str, int]
     """For outputs that are returned as classes, the largest first: how many (`sloop.serve.edge.triton`)."""
     id: str | UnsetType = UNSET
+    is_v1: bool = False
+    """Whether it is an answer of KServe's V1 protocol (`sloop.serve.edge.v1`), which has all outputs."""
+    rows: int | None = None
+    """Of such an answer, the number of `instances`; None for a request with `inputs`, whose answer has whole tensors
+    too."""
 
 
 class ParsedRequest(Struct, gc=False):

@@ -61,21 +61,10 @@ class Write(Struct, frozen=True, tag=True):
     version: str
     names: tuple[str, ...]
     """Of the outputs in the block."""
-    form: AnswerForm | None = None
-    """None for an answer of V1."""
-    rows: int | None = None
-    """Of an answer of V1: see `sloop.serve.edge.v1.Prediction`."""
+    form: AnswerForm
     ports: tuple[Port, ...] = ()
     labels: Mapping[str, tuple[str, ...]] = {}
     """The model's outputs and the names of their classes, if classes are asked for."""
-
-
-class ReadResult(Struct, frozen=True):
-    """A request that was read. The block of its inputs follows, in the order of the signature."""
-
-    parameters: dict[str, Any]
-    form: AnswerForm | None
-    rows: int | None
 
 
 DONE, REFUSED, BROKEN = 0, 1, 2
@@ -83,7 +72,9 @@ DONE, REFUSED, BROKEN = 0, 1, 2
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _WORK: Final = msgspec.json.Decoder(Read | Write)
-_READ_RESULT: Final = msgspec.json.Decoder(ReadResult)
+_READ: Final = msgspec.json.Decoder(tuple[dict[str, Any], AnswerForm])
+"""The parameters of a request that was read, and the form of its answer. The block of its inputs follows, in the order
+of the signature."""
 _JSON_BYTES: Final = msgspec.json.Decoder(int | None)
 _REFUSAL: Final = msgspec.json.Decoder(tuple[int, str, str, int])
 HEAD_BYTES: Final = 4
@@ -107,52 +98,33 @@ class LargeJson:
         """The id of the process; 0 if there is none."""
         return self._pid
 
-    async def read(self, body: bytes | bytearray, header_length: str | None, model: Model) -> ParsedRequest:
-        """See `sloop.serve.edge.inputs.read`. Raises a 503 if the process dies."""
+    async def read(
+        self, body: bytes | bytearray, header_length: str | None, model: Model, *, is_v1: bool = False
+    ) -> ParsedRequest:
+        """See `read` of `sloop.serve.edge.inputs`, and of `v1`. Raises a 503 if the process dies."""
         validator = model.validator
         if header_length is not None and not validator.has_text:
             head, _ = inputs.split(body, header_length)
             if len(head) <= LARGE_BYTES:
                 return inputs.read(body, header_length, validator)
-        work = Read(validator.signature, header_length)
-        found, tensors = await self._read(work, body)
-        assert found.form is not None, "a request of V2"
-        return ParsedRequest(tensors, found.parameters, found.form)
-
-    async def read_v1(self, body: bytes | bytearray, model: Model) -> v1.Prediction:
-        """See `sloop.serve.edge.v1.read`. Raises a 503 if the process dies."""
-        found, tensors = await self._read(Read(model.validator.signature, is_v1=True), body)
-        return v1.Prediction(tensors, found.rows)
+        head, block = await self._ask(Read(validator.signature, header_length, is_v1), (body,))
+        return ParsedRequest(dict(zip(validator.ports, tensors_in(block), strict=True)), *_READ.decode(head))
 
     async def write(
         self, model: Model, version: str, form: AnswerForm, outputs: Mapping[str, Tensor]
     ) -> tuple[Buffer, int | None]:
-        """An answer of V2 with large lists or classes: see `sloop.serve.edge.inputs.write`. Raises a 503 likewise."""
+        """A large answer: see `write` of `sloop.serve.edge.inputs`, and of `v1`. Raises a 503 likewise."""
         work = Write(model.name, version, tuple(outputs), form)
         if form.classes:
             work = structs.replace(work, ports=model.validator.signature.outputs, labels=model.labels)
-        return await self._write(work, outputs)
-
-    async def write_v1(self, rows: int | None, outputs: Mapping[str, Tensor]) -> Buffer:
-        """A large answer of V1. Raises a 503 likewise."""
-        body, _ = await self._write(Write("", "", tuple(outputs), rows=rows), outputs)
-        return body
+        head, body = await self._ask(work, block_parts(list(outputs.values())))
+        return body, _JSON_BYTES.decode(head)
 
     def close(self) -> None:
         """End the process, and start no other. May be called repeatedly."""
         self._is_closed = True
         if self._link is not None:
             self._end("the server stops")
-
-    async def _read(self, work: Read, body: Buffer) -> tuple[ReadResult, dict[str, Tensor]]:
-        head, block = await self._ask(work, (body,))
-        signature = work.signature
-        names = [port.name for port in (*signature.inputs, *signature.optional)]
-        return _READ_RESULT.decode(head), dict(zip(names, tensors_in(block), strict=True))
-
-    async def _write(self, work: Write, outputs: Mapping[str, Tensor]) -> tuple[Buffer, int | None]:
-        head, body = await self._ask(work, block_parts(list(outputs.values())))
-        return body, _JSON_BYTES.decode(head)
 
     async def _ask(self, work: Read | Write, follows: Sequence[Buffer]) -> tuple[memoryview, memoryview]:
         """Let the process do this work when it is its turn. The head of the result, and what follows it."""
@@ -222,13 +194,13 @@ def ended(why: str) -> Refusal:
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again, or send binary tensors", retry_after_s=1)
 
 
-def must_be_written_apart(form: AnswerForm | None, outputs: Mapping[str, Tensor]) -> bool:
-    """Whether an answer is so large that `LargeJson` writes it. Binary tensors cost nothing; `form` is None for V1."""
-    size, size_max = 0, CLASSIFIED_BYTES_MAX if form is not None and form.classes else LARGE_BYTES
+def must_be_written_apart(form: AnswerForm, outputs: Mapping[str, Tensor]) -> bool:
+    """Whether an answer is so large that `LargeJson` writes it. Binary tensors cost nothing."""
+    size, size_max = 0, CLASSIFIED_BYTES_MAX if form.classes else LARGE_BYTES
     for name, tensor in outputs.items():  # a comprehension would cost each request a call
-        if form is None or not form.outputs.get(name, True):
+        if not form.outputs.get(name, True):
             size += len(tensor.data)
-            if not tensor.data and form is None and v1.empty_lists_in(tensor.shape) > LISTS_MAX:
+            if not tensor.data and form.is_v1 and v1.empty_lists_in(tensor.shape) > LISTS_MAX:
                 return True
     return size > size_max
 
@@ -276,13 +248,8 @@ def _done(payload: memoryview) -> tuple[int, bytes, Sequence[Buffer]]:
 
 def _read(work: Read, body: memoryview) -> tuple[bytes, Sequence[Buffer]]:
     validator = _validator_of(work.signature)
-    if work.is_v1:
-        predicted = v1.read(body, validator)
-        tensors, found = predicted.tensors, ReadResult({}, None, predicted.rows)
-    else:
-        parsed = inputs.read(body, work.header_length, validator)
-        tensors, found = parsed.tensors, ReadResult(parsed.parameters, parsed.form, None)
-    return _ENCODE(found), block_parts([tensors[name] for name in validator.ports])
+    found = v1.read(body, validator) if work.is_v1 else inputs.read(body, work.header_length, validator)
+    return _ENCODE((found.parameters, found.form)), block_parts([found.tensors[name] for name in validator.ports])
 
 
 _validator_of: Final = lru_cache(VALIDATORS_MAX)(InputValidator)
@@ -290,9 +257,10 @@ _validator_of: Final = lru_cache(VALIDATORS_MAX)(InputValidator)
 
 def _write(work: Write, block: memoryview) -> tuple[bytes, Sequence[Buffer]]:
     outputs: Mapping[str, Tensor] = dict(zip(work.names, tensors_in(block), strict=True))
-    if work.form is None:
-        return _ENCODE(None), (v1.write(work.rows, outputs),)
-    if work.form.classes:
-        outputs = classified(outputs, work.form.classes, work.ports, work.labels)
-    body, json_bytes = inputs.write(work.model, work.version, work.form, outputs)
+    form = work.form
+    if form.is_v1:
+        return _ENCODE(None), (v1.write(form.rows, outputs),)
+    if form.classes:
+        outputs = classified(outputs, form.classes, work.ports, work.labels)
+    body, json_bytes = inputs.write(work.model, work.version, form, outputs)
     return _ENCODE(json_bytes), (body,) if isinstance(body, bytes) else body

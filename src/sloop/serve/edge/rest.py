@@ -7,7 +7,7 @@ Every request is answered, and every answer that is not a success is `{"error": 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -17,11 +17,11 @@ from sloop.serve.edge import v1
 from sloop.serve.edge.bodies import MODELS, PREDICT, V1_MODELS, inferred
 from sloop.serve.edge.exchange import Buffer, Exchange
 from sloop.serve.edge.identity import NAMELESS, REQUEST_ID, TRACEPARENT, identity_of
-from sloop.serve.edge.inputs import HEADER_LENGTH, AnswerForm, decoded, read, write
+from sloop.serve.edge.inputs import HEADER_LENGTH, AnswerForm, ParsedRequest, decoded, read, write
 from sloop.serve.edge.intake import LARGE_BYTES
 from sloop.serve.edge.large import LargeJson, must_be_written_apart
 from sloop.serve.edge.openapi import describe
-from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, Parameters, budget_ns
+from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
@@ -81,8 +81,6 @@ _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 OPTIONAL: Final[Mapping[str, object]] = {"parameters": {"optional": True}}
 """In the metadata of an input that need not be given."""
 
-NO_FORM: Final = AnswerForm({}, {})
-T = TypeVar("T")
 Page = Callable[[Exchange], None]
 ModelPage = Callable[[Exchange, Model, str], None]
 """Answers a request about a model, or about a version of it; the version is empty if the path has none."""
@@ -125,7 +123,7 @@ class Rest:
         come and go."""
         self.v1_pages: Mapping[str, Mapping[str, ModelPage]] = {
             "": {"GET": self._v1_model, "HEAD": self._v1_model},
-            PREDICT: {"POST": self._predict},
+            PREDICT: {"POST": partial(self._infer, is_v1=True)},
         }
         """The same for KServe's V1 protocol."""
 
@@ -218,64 +216,44 @@ class Rest:
         what = f"{exchange.path} does not support {exchange.method}"
         exchange.reply_error(HTTPStatus.METHOD_NOT_ALLOWED, what, f"use {allowed}", headers=(("allow", allowed),))
 
-    def _infer(self, exchange: Exchange, model: Model, version: str) -> None:
+    def _infer(self, exchange: Exchange, model: Model, version: str, *, is_v1: bool = False) -> None:
         if version:
             self.service.model(model.name, version)
         if len(exchange.body) > LARGE_BYTES:
-            exchange.answer_later(self._infer_large(exchange, model, version))
+            exchange.answer_later(self._infer_large(exchange, model, version, is_v1=is_v1))
             return
-        wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
-        on_end = partial(_end, self._write, exchange, model, wanted.form)
-        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.form)
+        if is_v1:
+            wanted = v1.read(exchange.body, model.validator)
+        else:
+            wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
+        self._submit(exchange, model, version, wanted.tensors, wanted)
 
-    async def _infer_large(self, exchange: Exchange, model: Model, version: str) -> None:
-        wanted = await self._large.read(exchange.body, exchange.headers.get(HEADER_LENGTH), model)
+    async def _infer_large(self, exchange: Exchange, model: Model, version: str, *, is_v1: bool) -> None:
+        header_length = None if is_v1 else exchange.headers.get(HEADER_LENGTH)
+        wanted = await self._large.read(exchange.body, header_length, model, is_v1=is_v1)
         exchange.body = b""
-        tensors = await self._store(exchange, model, version, wanted.tensors, wanted.parameters)
-        on_end = partial(_end, self._write, exchange, model, wanted.form)
-        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.form)
+        tensors = await self._store(exchange, model, version, wanted)
+        self._submit(exchange, model, version, tensors, wanted)
 
     async def _store(
-        self, exchange: Exchange, model: Model, version: str, tensors: Mapping[str, Tensor], parameters: Parameters
+        self, exchange: Exchange, model: Model, version: str, wanted: ParsedRequest
     ) -> Mapping[str, Tensor]:
         """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile, and a 504 if its deadline
         has passed: nobody would wait for the answer any more."""
         self.service.model(model.name, version)
-        stored = await self.service.sink.store(tensors, model.name)
+        stored = await self.service.sink.store(wanted.tensors, model.name)
         self.service.model(model.name, version)
-        slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
+        slo_ns, elapsed_ns = _budget_ns(exchange, model, wanted.parameters)
         if exchange.age_ns > (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns:
             what = "dropped: its deadline had passed before it was read"
             raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, what, "allow more time with x-slo-ms, or send less")
         return stored
 
-    def _predict(self, exchange: Exchange, model: Model, version: str) -> None:
-        if version:
-            self.service.model(model.name, version)
-        if len(exchange.body) > LARGE_BYTES:
-            exchange.answer_later(self._predict_large(exchange, model, version))
-            return
-        wanted = v1.read(exchange.body, model.validator)
-        on_end = partial(_end, self._write_v1, exchange, model, wanted.rows)
-        self._submit(exchange, model, version, wanted.tensors, {}, on_end)
-
-    async def _predict_large(self, exchange: Exchange, model: Model, version: str) -> None:
-        wanted = await self._large.read_v1(exchange.body, model)
-        exchange.body = b""
-        tensors = await self._store(exchange, model, version, wanted.tensors, {})
-        self._submit(exchange, model, version, tensors, {}, partial(_end, self._write_v1, exchange, model, wanted.rows))
-
     def _submit(
-        self,
-        exchange: Exchange,
-        model: Model,
-        version: str,
-        tensors: Mapping[str, Tensor],
-        parameters: Mapping[str, object],
-        on_end: Callable[[RequestResult], None],
-        form: AnswerForm = NO_FORM,
+        self, exchange: Exchange, model: Model, version: str, tensors: Mapping[str, Tensor], wanted: ParsedRequest
     ) -> None:
-        sink, headers = self.service.sink, exchange.headers
+        """Submit what was read. `tensors` are its own, or where they are stored."""
+        sink, headers, form = self.service.sink, exchange.headers, wanted.form
         identity = NAMELESS
         if REQUEST_ID in headers or TRACEPARENT in headers or form.id:
             identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), form.id)
@@ -283,7 +261,7 @@ class Rest:
         exchange.body = b""
         if exchange.on_read is not None:
             exchange.note_read()
-        slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
+        slo_ns, elapsed_ns = _budget_ns(exchange, model, wanted.parameters)
         request = sink.submit(
             tensors,
             application=model.name,
@@ -294,33 +272,26 @@ class Rest:
             request_id=identity.request_id,
             trace=identity.trace,
             outputs=form.outputs,
-            on_end=on_end,
+            on_end=partial(_end, self._write, exchange, model, form),
         )
         if exchange.is_open:
             exchange.on_gone = partial(sink.cancel, request)
 
     def _write(self, exchange: Exchange, model: Model, form: AnswerForm, ended: RequestResult) -> None:
-        """Answer an inference of V2."""
+        """Answer an inference, in the protocol of its request."""
         if must_be_written_apart(form, ended.outputs):
             exchange.answer_later(self._write_large(exchange, model, form, ended))
             return
         outputs = ended.outputs
+        if form.is_v1:
+            _reply(exchange, ended.outcome, v1.write(form.rows, outputs), None)
+            return
         if form.classes:
             outputs = classified(outputs, form.classes, model.validator.signature.outputs, model.labels)
         _reply(exchange, ended.outcome, *write(model.name, ended.version, form, outputs))
 
     async def _write_large(self, exchange: Exchange, model: Model, form: AnswerForm, ended: RequestResult) -> None:
         _reply(exchange, ended.outcome, *(await self._large.write(model, ended.version, form, ended.outputs)))
-
-    def _write_v1(self, exchange: Exchange, _model: Model, rows: int | None, ended: RequestResult) -> None:
-        """Answer an inference of V1."""
-        if must_be_written_apart(None, ended.outputs):
-            exchange.answer_later(self._write_large_v1(exchange, rows, ended))
-        else:
-            _reply(exchange, ended.outcome, v1.write(rows, ended.outputs), None)
-
-    async def _write_large_v1(self, exchange: Exchange, rows: int | None, ended: RequestResult) -> None:
-        _reply(exchange, ended.outcome, await self._large.write_v1(rows, ended.outputs), None)
 
     def _server(self, exchange: Exchange) -> None:
         say(
@@ -501,10 +472,10 @@ def _budget_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object
 
 
 def _end(
-    write_answer: Callable[[Exchange, Model, T, RequestResult], None],
+    write_answer: Callable[[Exchange, Model, AnswerForm, RequestResult], None],
     exchange: Exchange,
     model: Model,
-    form: T,
+    form: AnswerForm,
     ended: RequestResult,
 ) -> None:
     """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""

@@ -12,9 +12,18 @@ from math import prod
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
-from sloop.serve.edge.inputs import Buffer, InputValidator, decoded, flatten, listed, pack
+from sloop.serve.edge.inputs import (
+    NO_CLASSES,
+    AnswerForm,
+    Buffer,
+    InputValidator,
+    ParsedRequest,
+    decoded,
+    flatten,
+    listed,
+    pack,
+)
 from sloop.serve.edge.refusal import Refusal, bad
 from sloop.tensor import Port, Tensor, split_strings
 from sloop.text import quoted
@@ -31,21 +40,15 @@ _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Prediction(Struct, gc=False):
-    """A validated request."""
-
-    tensors: Mapping[str, Tensor]
-    rows: int | None
-    """The number of `instances`; None for a request with `inputs`, whose answer has whole tensors too."""
-
-
-def read(body: Buffer, validator: InputValidator) -> Prediction:
+def read(body: Buffer, validator: InputValidator) -> ParsedRequest:
     """Parse and validate a request body. Raises a 400 that names the field."""
     asked = decoded(body, _DECODER, HELP)
     field = _field_of(asked)
     columns = _by_row(asked[field], validator) if field == "instances" else _by_name(asked[field], field, validator)
     tensors = {name: _tensor(value, validator.ports[name], field, validator) for name, value in columns.items()}
-    return Prediction(validator.complete(tensors, field), len(asked[field]) if field == "instances" else None)
+    rows = len(asked[field]) if field == "instances" else None
+    form = AnswerForm(validator.plain, NO_CLASSES, is_v1=True, rows=rows)
+    return ParsedRequest(validator.complete(tensors, field), {}, form)
 
 
 def _field_of(asked: Mapping[str, Any]) -> str:
