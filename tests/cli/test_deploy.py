@@ -105,8 +105,9 @@ def test_what_serve_takes_can_be_deployed(
     (folder / "1" / "model.onnx").write_bytes(model.read_bytes())
     (folder / "config.pbtxt").write_text("optimization { }")
     cache = tmp_path / "cache"
+    monkeypatch.setenv("SLOOP_MODELS_CACHE", str(cache))
     for given in (str(app.parent), model.as_uri(), str(folder)):
-        result = CliRunner().invoke(main, ["deploy", given, "--models-cache", str(cache)])
+        result = CliRunner().invoke(main, ["deploy", given])
         assert result.exit_code == 0, result.output
     assert "optimization: ONNX Runtime optimises" in result.stderr
     of_folder, of_url, of_triton = [Path(order.file) for order in orders if isinstance(order, Deploy)]
@@ -145,7 +146,7 @@ def test_a_system_is_named_alone_or_with_parameters_and_a_file_by_its_path(
         ([], 2, "exactly one of APP, --promote, --remove, --system and --list"),
         (["--remove", "a", "--system", "hpa"], 2, "exactly one of APP"),
         (["--list", "--application", "a"], 2, "--application applies only to --system"),
-        (["--system", "hpa", "--version", "2"], 2, "--version does not apply to --system"),
+        (["--system", "hpa", "--version", "2"], 2, "--version applies only to the deployment of an APP"),
         (["--system", "{target: 0.5}"], 1, "name"),
         (["app.yaml", "--list"], 2, "exactly one of APP"),
         (["app.yaml", "--canary", "120%"], 2, "not a share above 0 % and below 100 %"),
@@ -154,8 +155,7 @@ def test_a_system_is_named_alone_or_with_parameters_and_a_file_by_its_path(
         (["app.yaml", "--promote-after-s", "5"], 2, "--promote-after-s applies only to a canary"),
         (["--list", "--canary", "10%"], 2, "--canary applies only to the deployment of an APP"),
         (["--remove", "a", "--tolerance", "0.1"], 2, "--tolerance applies only to the deployment of an APP"),
-        (["--list", "--version", "2"], 2, "--version does not apply to --list"),
-        (["--promote", "a@2", "--version", "3"], 2, "Give the version once: a@2 or --version 3"),
+        (["--promote", "a", "--version", "3"], 2, "--version applies only to the deployment of an APP"),
         (["--remove", "a@"], 2, "a@ names no version"),
     ],
 )

@@ -89,5 +89,4 @@ def test_a_place_for_a_profile_is_left_as_it_was(model: Path) -> None:
 def test_no_cache_of_models(nowhere: Path) -> None:
     with pytest.raises(MachineError) as caught:
         ModelFolder(nowhere / "models", 1).prepare()
-    assert "--models-cache" in caught.value.help
     assert MODELS_VARIABLE in caught.value.help

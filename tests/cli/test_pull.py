@@ -139,13 +139,17 @@ def test_models_that_cannot_be_fetched(far: Path, store: BadStore, url: str, say
         assert "secret" not in result.stderr
 
 
-def test_tokens_and_room(far: Path, store: BadStore, tmp_path: Path) -> None:
+def test_tokens_and_room(far: Path, store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.files["/tiny.onnx"].token = "Bearer letmein"
     assert "give a token for its host" in run("pull", far).stderr
     (tmp_path / "tokens").write_text("127.0.0.1 letmein\n")
-    assert "may have 10" in run("pull", far, "--models-tokens", tmp_path / "tokens", "--models-bytes", "10").stderr
+    monkeypatch.setenv("SLOOP_MODELS_TOKENS", str(tmp_path / "tokens"))
+    monkeypatch.setenv("SLOOP_MODELS_BYTES", "10")
+    assert "may have 10" in run("pull", far).stderr
+    monkeypatch.delenv("SLOOP_MODELS_BYTES")
     elsewhere = tmp_path / "elsewhere"
-    result = run("pull", far, "--models-tokens", tmp_path / "tokens", "--models-cache", elsewhere)
+    monkeypatch.setenv("SLOOP_MODELS_CACHE", str(elsewhere))
+    result = run("pull", far)
     assert result.exit_code == 0, result.stderr
     assert str(elsewhere) in result.stdout.replace("\n", "")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import RenderableType
@@ -10,7 +9,7 @@ from rich.console import RenderableType
 from sloop.app.document import parse_yaml
 from sloop.app.load import model_urls, read_system
 from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
-from sloop.cli.pull import cache_of, fetched_models, models_options
+from sloop.cli.pull import fetched_models
 from sloop.report.tables import Table
 from sloop.serve.control.orders import (
     ChangeSystem,
@@ -30,7 +29,7 @@ sloop deploy words.yaml                     # a new application, or a new versio
 sloop deploy words.yaml --canary 10% --promote-after-s 600
 sloop deploy https://models.example.org/resnet.onnx
 sloop deploy --promote words
-sloop deploy --remove words --version 2     # take a canary back
+sloop deploy --remove words@2               # take a canary back
 sloop deploy --application words --system '{name: hpa, target: 0.6}'
 sloop deploy --list --json
 """
@@ -66,9 +65,7 @@ class Share(click.ParamType[float]):
     type=FOLDER,
     help="State folder of the server [default: the only one in .sloop].",
 )
-@click.option(
-    "--version", metavar="V", default="", help="Name of the new version, or the version to promote or remove."
-)
+@click.option("--version", metavar="V", default="", help="Name of the new version [default: the next number].")
 @click.option("--canary", type=Share(), metavar="SHARE", help="Give the new version this share at first, such as 10%.")
 @click.option(
     "--promote-after-s",
@@ -97,7 +94,6 @@ class Share(click.ParamType[float]):
     "and open requests stay.",
 )
 @click.option("--list", "lists", is_flag=True, help="List the versions that start, serve or end.")
-@models_options
 def deploy(
     app: Path | str | None,
     server: Path | None,
@@ -110,7 +106,6 @@ def deploy(
     application: str,
     system: str | None,
     lists: bool,
-    **models: Any,  # noqa: ANN401  # see cache_of
 ) -> CommandOutput:
     """Deploy the application in APP to a running server, promote, remove or list what it serves, or let another system
     decide for it. APP is what `sloop
@@ -126,23 +121,19 @@ def deploy(
         raise click.UsageError("--application applies only to --system.")
     about_canary = {"--canary": canary, "--promote-after-s": promote_after_s, "--tolerance": tolerance}
     given = [option for option, value in about_canary.items() if value is not None]
-    if given and app is None:
-        raise click.UsageError(f"{given[0]} applies only to the deployment of an APP.")
+    if (given or version) and app is None:
+        raise click.UsageError(f"{[*given, '--version'][0]} applies only to the deployment of an APP.")
     if given and canary is None:
         raise click.UsageError(f"{given[0]} applies only to a canary: add --canary 10%.")
-    if lists and version:
-        raise click.UsageError("--version does not apply to --list, which shows all versions.")
-    if system is not None and version:
-        raise click.UsageError("--version does not apply to --system, which is for all versions of an application.")
     order: Order = ListVersions()
     if app is not None:
-        path = app if isinstance(app, Path) else fetched_models(model_urls((app,)), cache_of(models))[app]
+        path = app if isinstance(app, Path) else fetched_models(model_urls((app,)))[app]
         tell_notes((path,))
         order = Deploy(str(path.absolute()), version, _canary(canary, promote_after_s, tolerance))
     elif promote is not None:
-        order = Promote(*_named(promote, version))
+        order = Promote(*_named(promote))
     elif remove is not None:
-        order = Remove(*_named(remove, version))
+        order = Remove(*_named(remove))
     elif system is not None:
         choice = read_system(parse_yaml(system, "--system"), Path.cwd())
         order = ChangeSystem(application, choice.name, dict(choice.parameters))
@@ -157,14 +148,12 @@ def _canary(share: float | None, promote_after_s: float | None, tolerance: float
     return Canary(share, promote_after_s or 0.0, default.tolerance if tolerance is None else tolerance)
 
 
-def _named(name: str, version: str) -> tuple[str, str]:
-    """The application and version of `NAME` or `NAME@VERSION`, and of --version."""
-    name, at, own = name.partition("@")
-    if at and version:
-        raise click.UsageError(f"Give the version once: {name}@{own} or --version {version}.")
-    if at and not own:
+def _named(name: str) -> tuple[str, str]:
+    """The application and version of `NAME` or `NAME@VERSION`."""
+    name, at, version = name.partition("@")
+    if at and not version:
         raise click.UsageError(f"{name}@ names no version; write {name}@2.")
-    return name, own or version
+    return name, version
 
 
 def _display(done: Done) -> Sequence[RenderableType]:

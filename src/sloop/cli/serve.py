@@ -60,7 +60,7 @@ from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, is_loop
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
-from sloop.serve.weights.cache import BYTES_VARIABLE, TOKENS_VARIABLE, usual_cache
+from sloop.serve.weights.cache import BYTES_VARIABLE, TOKENS_VARIABLE
 from sloop.serve.weights.folder import MODELS_VARIABLE
 from sloop.text import counted, host_and_port, listed, number
 
@@ -333,7 +333,7 @@ def serve(
     api_key = os.environ.pop(KEY_VARIABLE, "")  # user code, which loading an application may run, need not see it
     context = click.get_current_context()
     check_temporary()
-    models = fetched_models(model_urls(apps), usual_cache)
+    models = fetched_models(model_urls(apps))
     deployment = _limited(_named(loaded(apps, slo_ms, models), others["name"]), limits)
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),

@@ -213,8 +213,8 @@ class Deployer:
         others = self._core.versions(name)
         for other in others:
             if order.canary is not None and other.canary is not None and other.state in SERVING_STATES:
-                fix = f"promote it with `sloop deploy --promote {name}`, or remove it with --remove {name} --version"
-                raise InputError(f"version {other.name} of {name!r} is a canary already", help=f"{fix} {other.name}")
+                fix = f"promote it with `sloop deploy --promote {name}`, or remove it with --remove {name}@{other.name}"
+                raise InputError(f"version {other.name} of {name!r} is a canary already", help=fix)
         same_as = f"version {serving.version} of {name!r}, which serves"
         check_same(served.wiring.signature, serving.wiring.signature, same_as)
         for other in others:

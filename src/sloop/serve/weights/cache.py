@@ -330,15 +330,12 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bo
     return True
 
 
-def usual_cache(folder: Path | None = None, bytes_max: int | None = None, tokens: Path | None = None) -> WeightsCache:
-    """The cache of models at URLs. The environment says what is not given, and there are defaults. InputError for a
-    number of bytes there that is none."""
-    if bytes_max is None:
-        given = os.environ.get(BYTES_VARIABLE) or str(MODELS_BYTES)
-        if not (given.isascii() and given.isdecimal() and int(given)):
-            raise InputError(f"{given!r} is no number of bytes", where=BYTES_VARIABLE, help="write digits only")
-        bytes_max = int(given)
-    if tokens is None and (named := os.environ.get(TOKENS_VARIABLE)):
-        tokens = Path(named)
-    web = WebStore(token_file=tokens)
-    return WeightsCache(folder or usual_folder(), bytes_max, stores={"http": web, "https": web})
+def usual_cache() -> WeightsCache:
+    """The cache of models at URLs, as the environment says, or by default. InputError for a number of bytes there that
+    is none."""
+    given = os.environ.get(BYTES_VARIABLE) or str(MODELS_BYTES)
+    if not (given.isascii() and given.isdecimal() and int(given)):
+        raise InputError(f"{given!r} is no number of bytes", where=BYTES_VARIABLE, help="write digits only")
+    tokens = os.environ.get(TOKENS_VARIABLE)
+    web = WebStore(token_file=Path(tokens) if tokens else None)
+    return WeightsCache(usual_folder(), int(given), stores={"http": web, "https": web})

@@ -137,9 +137,7 @@ class ModelFolder:
                     os.close(lock)
         except OSError as error:
             what = f"the cache of models cannot be kept in {str(self.folder)!r}: {error.strerror or error}"
-            help_text = (
-                f"name a folder that you may write, with --models-cache or the environment variable {MODELS_VARIABLE}"
-            )
+            help_text = f"name a folder that you may write, with the environment variable {MODELS_VARIABLE}"
             raise MachineError(what, help=help_text) from error
 
     # What is there
