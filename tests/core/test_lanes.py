@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from sloop.actions import Action, End, StartBatch
 from sloop.core.batching import fitting
+from sloop.core.lanes import LaneKey, MixedQueue
+from sloop.core.protocols import Order
 from sloop.core.rates import cost_of
 from sloop.events import WOKE, Cancelled, Event, Finished, WorkerLost
 from sloop.policies.admit import Bounded, PredictiveAdmit
-from sloop.policies.batch import Deadline, Full, Slack, Timeout
+from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout
 from sloop.policies.drop import Never, PredictiveDrop
-from sloop.policies.order import Fifo
+from sloop.policies.order import Edf, Fifo
 from sloop.sizes import GRID, SizeClasses
 from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId, Slot, Visit, WorkerId
@@ -180,12 +182,13 @@ def test_a_full_batch_is_no_less_than_the_rows_of_a_request() -> None:
 
 
 def test_admission_knows_how_many_rows_wait() -> None:
-    scene = warm(batch_max=8, admit=PredictiveAdmit())
+    """24 rows take 54 ms, and its own row 11 ms."""
+    scene = warm(batch_max=8, admit=PredictiveAdmit(), order=Fifo())
     arrive(scene, request(0, 8), request(1, 24))
     (end,) = arrive(scene, request(2, at_ms=1, slo_ms=40))
     assert isinstance(end, End)
     assert end.outcome is Outcome.REJECTED
-    assert "24 rows wait at only, about 54 ms" in end.why
+    assert "24 rows wait at only, about 65 ms" in end.why
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 10), st.integers(0, 6))
@@ -412,6 +415,131 @@ def test_every_request_ends_once_and_every_batch_is_one_pass(
                 due = sorted([*due, (now_ns + running.cost_ns, 1, finished)], key=lambda each: each[:2])
     assert sorted(ended) == list(range(len(requests)))
     assert stage.monitor.waiting == stage.monitor.running == 0
+
+
+def test_no_policy_waits_for_a_full_batch_while_as_many_visits_wait_in_other_lanes(sized: None) -> None:
+    """Eight visits of eight sizes, which cannot share a pass. With seven, it waits."""
+    for policy in (Timeout(s(1)), Slack(), Adaptive()):
+        scene = warm(batch_max=8, batch=policy, drop=Never(), order=Fifo())
+        visits = [request(id, size=20 + id, slo_ms=5_000) for id in range(8)]
+        assert started(arrive(scene, *visits[:7])) == [], policy
+        assert started(arrive(scene, visits[7])) == [[0]], policy
+
+
+# What the queue knows
+
+
+@given(st.data(), st.booleans())
+def test_a_mixed_queue_knows_the_lane_of_each_visit(data: st.DataObject, is_padded: bool) -> None:
+    """Whatever enters and leaves, the lanes are what sorting all visits into lanes gives."""
+    scene = warm(count=0)
+    stage = scene.application.stages["only"]
+    stage.is_padded = is_padded
+    stage.mix()
+    queue = stage.queue
+    assert isinstance(queue, MixedQueue)
+    orders: list[Order] = [Fifo(), Edf()]
+    for id in range(data.draw(st.integers(1, 40))):
+        what = data.draw(st.sampled_from(["push"] * 4 + ["again", "take", "remove", "lane", "cancel", "order"]))
+        count = len(queue.visits)
+        if what == "push" or not count:
+            slo_ms, size = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([0, 13, 14, 15, 200]))
+            queue.push(0, visit_of(request(id, size=size, slo_ms=slo_ms)))
+        elif what == "again":
+            queue.push_again(0, queue.take(data.draw(st.integers(1, count))))
+        elif what == "take":
+            queue.take(data.draw(st.integers(1, count)))
+        elif what == "remove":
+            queue.remove(sorted(data.draw(st.sets(st.integers(0, count - 1)))))
+        elif what == "lane":
+            lane = data.draw(st.sampled_from(list(queue.in_order())))
+            visits, left = list(lane.visits), list(queue.visits)
+            gone = sorted(data.draw(st.sets(st.integers(0, len(visits) - 1))))
+            lane.remove(gone)
+            assert queue.visits == [each for each in left if not any(each is visits[index] for index in gone)]
+        elif what == "cancel":
+            queue.remove_request(data.draw(st.sampled_from(queue.visits)).request.id)
+        else:
+            queue.reorder(0, orders[0])
+            orders.reverse()
+        expected: dict[LaneKey, list[int]] = {}
+        for each in queue.visits:
+            expected.setdefault(stage.lane_key(each), []).append(each.request.id)
+        found = [(lane.key, [each.request.id for each in lane.visits]) for lane in queue.in_order()]
+        assert found == list(expected.items())
+        assert {lane.waiting for lane in queue.in_order()} <= {len(queue.visits)}
+
+
+WAITING = st.tuples(st.integers(1, 9), st.sampled_from([0, 10, 16, 40, 500]), st.integers(1, 600))
+"""Rows, size, and deadline in ms."""
+
+
+@given(
+    st.lists(WAITING, min_size=1, max_size=30),
+    st.tuples(st.sampled_from([0, 16, 500]), st.integers(1, 600)),
+    st.sampled_from([Never(), PredictiveDrop(), PredictiveDrop(batch="full")]),
+    st.integers(1, 3),
+)
+def test_the_work_before_a_visit_is_what_comes_before_it_and_will_not_be_dropped(
+    waiting: list[tuple[int, int, int]], new: tuple[int, int], drop: Never | PredictiveDrop, replicas: int
+) -> None:
+    """Played through visit by visit, by the formulas of `SizedBelief`: a full batch is one of eight rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            scenes, "beliefs_of", lambda application, times: {("only", name, ""): SizedBelief(name) for name in "ab"}
+        )
+        scene = warm(replicas, drop=drop)
+    stage = scene.application.stages["only"]
+    stage.mix()
+
+    def took_ms(rows: int, size: int) -> float:
+        largest = GRID.class_of(size) or 10
+        return sum(10 + each * largest / 10 for each in ([8] * (rows // 8) + [rows % 8] * (rows % 8 > 0)))
+
+    visits = [visit_of(request(id, *each[:2], slo_ms=each[2])) for id, each in enumerate(waiting)]
+    for each in visits:
+        stage.queue.push(0, each)
+    size, slo_ms = new
+    expected_ms = 0.0
+    for each in sorted(visits, key=lambda each: each.deadline_ns):
+        if each.deadline_ns > ms(slo_ms):
+            break
+        alone_ms, full_ms = took_ms(each.rows, each.size), took_ms(8, each.size)
+        least_ms = max(alone_ms, full_ms) if drop == PredictiveDrop("full") else alone_ms
+        if drop == Never() or 0.7 * expected_ms + least_ms <= each.deadline_ns / 1e6:
+            expected_ms += each.rows * full_ms / 8 / replicas
+    found_ns = stage.drain_ns(0, visit_of(request(99, size=size, slo_ms=slo_ms)), drop)
+    assert found_ns == pytest.approx(ms(expected_ms), abs=len(visits))
+
+
+def test_what_will_be_dropped_is_no_work_before_another_request(sized: None) -> None:
+    """A row of 512 takes 61.2 ms. Of ten that are due in 300 ms, six are expected to be in time: a queue takes 0.7 of
+    what is believed. So the queue is served within 0.7 × 367 ms: too late for a row of 16 that is due in 200 ms, and
+    not for one that is due in 320 ms."""
+    for slo_ms, is_admitted in ((320, True), (200, False)):
+        scene = warm(batch_max=1, admit=PredictiveAdmit(trust=0.7), order=Fifo())
+        arrive(scene, request(99, size=600, slo_ms=10_000))
+        arrive(scene, *[request(id, size=512, at_ms=1, slo_ms=300) for id in range(10)])
+        assert outcomes(scene) == {}
+        arrive(scene, request(50, size=16, at_ms=1, slo_ms=slo_ms))
+        assert outcomes(scene) == ({} if is_admitted else {50: Outcome.REJECTED})
+
+
+def test_a_request_is_refused_at_once_for_its_own_time_if_rows_of_its_size_have_run_lately(sized: None) -> None:
+    """61.2 ms wait, and it takes as long itself, where 100 ms are left. A size that has not run is admitted."""
+    for size, outcome in ((512, Outcome.REJECTED), (500 * 4, None)):
+        scene = warm(batch_max=1, admit=PredictiveAdmit(), order=Fifo())
+        arrive(scene, request(0, size=512, slo_ms=10_000), request(1, size=512, slo_ms=10_000))
+        arrive(scene, request(2, size=size, at_ms=1, slo_ms=100))
+        assert outcomes(scene).get(2) is outcome
+
+
+def test_what_is_due_later_is_no_work_before_a_request(sized: None) -> None:
+    scene = warm(batch_max=1, admit=PredictiveAdmit())
+    arrive(scene, request(99, size=512, slo_ms=10_000))
+    arrive(scene, *[request(id, size=512, at_ms=1, slo_ms=900) for id in range(10)])
+    arrive(scene, request(50, size=16, at_ms=1, slo_ms=50))
+    assert outcomes(scene) == {}
 
 
 # What it costs

@@ -93,6 +93,16 @@ class AssumedQueue(Struct, frozen=True, gc=False):
     stage: str = "stage"
     others_due_ns: int = FOREVER_NS
 
+    @property
+    def waiting(self) -> int:
+        """As in `QueueView`: no others wait."""
+        return len(self.visits)
+
+    @property
+    def largest(self) -> int:
+        """As in `QueueView`."""
+        return len(self.visits)
+
 
 class AssumedDevice(Struct, frozen=True, gc=False):
     """A `BatchDevice` on which nothing runs, unless said otherwise: for predictions and tests."""

@@ -13,7 +13,7 @@ from failed and lost batches.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Final
 
 from msgspec import structs
@@ -22,11 +22,12 @@ from sloop.actions import Action, End, Piece, StartBatch, StopWorker
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
 from sloop.core.batching import OfferedDevice, fitting
+from sloop.core.lanes import Lane, LaneKey, MixedQueue
 from sloop.core.protocols import BatchDecision, Policies, choosing, deciding
-from sloop.core.queue import Lane, LaneKey, Queue, group_size, rows_of
+from sloop.core.queue import Queue, group_size, rows_of
 from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, ServiceRate, SlowedCosts
 from sloop.core.replica import Replica, RunningBatch
-from sloop.core.stage import StageState
+from sloop.core.stage import QUIET_NS, StageState
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
@@ -45,8 +46,8 @@ OVERDUE_PARTS = 8
 """A visit that the drop policy keeps after its deadline is checked again when its age has grown by 1/8: soon enough for
 a rule that drops at a multiple of the SLO, and less and less often under a rule that never drops."""
 
-QUIET_NS = s(3)
-"""A stage that has run no batch for this long, and where all that waits is hopeless, serves one of them."""
+DUE_LANES = 64
+"""So many lanes at most are asked when their first visits are due: this bounds the time of a decision."""
 
 SERVED: Final = Outcome.SERVED
 READY: Final = Life.READY
@@ -78,8 +79,8 @@ class DataPath:
         self._entries = state.entries
         self._replicas = state.replicas
         self._choose = choosing(policies.route)
+        self._drop = policies.drop
         self._is_hopeless = policies.drop.is_hopeless
-        self._is_strict = policies.drop.strict
         self._batch_ids = batch_ids
 
     def bind(self, stage: StageState) -> None:
@@ -95,14 +96,13 @@ class DataPath:
                 out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
                 return
             patient = state.wait_for_start(request)
-        entries = self._entries
-        if request.enters:
-            names = self._state.graph.entries_of(request.enters)
-            entries = tuple([stage for stage in entries if stage.name in names])
-            assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
-        for stage in entries:
+        for stage in self._entries_of(request) if request.enters else self._entries:
             queued = stage.monitor.waiting
-            drain_ns = stage.times.startup_ns + queued * stage.times.visit_ns
+            if stage.queue.is_mixed:
+                visit = Visit(request, stage.name, now_ns, patient.deadline_ns, 0, 0, 0, request.rows, request.size)
+                drain_ns = stage.drain_ns(now_ns, visit, self._drop)
+            else:
+                drain_ns = stage.times.startup_ns + queued * stage.times.visit_ns
             retry_ns = self._retry_after_ns(now_ns, patient, queued, drain_ns)
             if retry_ns:
                 if self._state.is_waking:
@@ -129,6 +129,13 @@ class DataPath:
             return
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, patient.deadline_ns))
 
+    def _entries_of(self, request: Request) -> list[StageState]:
+        """The entry stages that a request names."""
+        names = self._state.graph.entries_of(request.enters)
+        entries = [stage for stage in self._entries if stage.name in names]
+        assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
+        return entries
+
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer its requests or pass them on, and make the replica idle."""
         replica = self._replicas.get(event.replica)
@@ -141,14 +148,13 @@ class DataPath:
             if batch is not None:
                 pool.put_back(event.replica, batch)
             return
-        visits = batch.visits
         rate = batch.rate
         stage.monitor.finish(now_ns, batch.rows, rate.millicores)
         if stage.finishes_each or event.faults:
             self._finish_each(now_ns, replica, event, batch, out)
         else:
             rate.belief.observe(batch.rows, rate.slot, now_ns - batch.started_ns)
-            for visit in visits:
+            for visit in batch.visits:
                 if now_ns <= visit.deadline_ns:
                     out.append(End(visit.request.id, SERVED))
                 else:
@@ -310,27 +316,20 @@ class DataPath:
         """As `dispatch`, for a mixed queue. The batch policy is asked about the lanes in the order of their first
         visits, until it waits with each of them. Costs and limits are those of the lane's class of sizes, by number of
         its visits."""
-        pool, wake_ns, asked = stage.pool, FOREVER_NS, set[LaneKey]()
+        pool, queue, wake_ns, asked = stage.pool, stage.queue, FOREVER_NS, set[LaneKey]()
+        assert isinstance(queue, MixedQueue)
         aside: list[Replica] = []
-        lanes, left = list[Lane](), list[Lane]()  # `left`: those to look at, the next one last
-        is_changed, is_due_known = True, False  # of `lanes`
-        while pool.idle and (left or is_changed):
-            if not left:
-                lanes, is_changed, is_due_known = stage.queue.lanes(stage.lane_key), False, False
-                left = [each for each in reversed(lanes) if each.key not in asked]
-                continue
-            lane = left[-1]
-            waiting = len(lane.visits)
+        lanes, is_due_known = queue.in_order(), False
+        while pool.idle and (lane := next(lanes, None)) is not None:
+            waiting = len(queue.visits)
             replica = pool.idle[self._choose(now_ns, pool.idle, pool.last) if len(pool.idle) > 1 else 0]
             rate = replica.service_rate.at(lane.size, stage.limits)
             self._prune(now_ns, stage, lane, rate.batch_max, rate, "", out, is_idle=True)
-            if len(lane.visits) < waiting:
-                is_changed = True
-                # Without any it is no lane; with others first, its place among the lanes may be another one.
-                del left[-1 if not lane.visits else 0 :]
+            if len(queue.visits) < waiting:  # another lane may come first now
+                lanes, is_due_known = queue.in_order(asked), False
                 continue
             if len(pool.idle) == 1 and not is_due_known:
-                self._find_due(now_ns, stage, lanes)
+                self._find_due(now_ns, stage, queue)
                 is_due_known = True
             costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
             limit, costs_ns = fitting(lane.visits, rate.batch_max, costs_ns)
@@ -342,18 +341,18 @@ class DataPath:
                 assert decision.count <= limit, f"batch of {decision.count} at {stage.name}, whose limit is {limit}"
                 pool.remove_idle(replica)
                 self._start(now_ns, replica, rate, lane.take(decision.count), out)
-                left, is_changed = [], True
             elif decision.skip:
                 assert decision.skip > 0, f"a batch policy drops {decision.skip} requests at {stage.name}"
                 alone_ns = rate.least_alone_ns + lane.remaining_ns
                 self._skip(now_ns, stage, lane.take(decision.skip), alone_ns, out)
-                left, is_changed = [], True
             elif decision.wait_until_ns < FOREVER_NS:
                 assert decision.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                asked.add(left.pop().key)
+                asked.add(lane.key)
                 wake_ns = min(wake_ns, decision.wait_until_ns)
+                continue
             else:
                 aside += pool.set_aside(replica.device_key)
+            lanes, is_due_known = queue.in_order(asked), False
         return pool.end_round(aside, wake_ns)
 
     def _start(self, now_ns: int, replica: Replica, rate: ServiceRate, visits: list[Visit], out: list[Action]) -> None:
@@ -376,12 +375,13 @@ class DataPath:
         stage.ran_ns[size] = now_ns
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size, pieces))
 
-    def _find_due(self, now_ns: int, stage: StageState, lanes: Sequence[Lane]) -> None:
-        """Set `others_due_ns` of these lanes: the latest instant at which the only idle replica can begin the first
-        visit of another one, so that this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS`
-        if none counts."""
+    def _find_due(self, now_ns: int, stage: StageState, queue: MixedQueue) -> None:
+        """Set `others_due_ns` of the lanes: the latest instant at which the only idle replica can begin the first visit
+        of another one, so that this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS` if none
+        counts."""
         rate, first, earliest_ns, next_ns = stage.pool.idle[0].service_rate, None, FOREVER_NS, FOREVER_NS
-        for lane in filter(lambda each: each.visits, lanes):
+        lanes = list(islice(queue.in_order(), DUE_LANES))
+        for lane in lanes:
             visit = lane.visits[0]
             taken_ns = rate.at(lane.size, stage.limits).least_ns(visit.rows) + lane.remaining_ns
             due_ns = visit.deadline_ns - taken_ns
@@ -397,7 +397,7 @@ class DataPath:
         for visit in visits:
             stage.monitor.queue(now_ns, -visit.rows)
             why = "it would force a batch that is too small for the requests behind it"
-            if not stage.has_ended(visit):
+            if not self._has_ended(stage, visit):
                 self._drop_visit(now_ns, visit, alone_ns, why, out)
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
@@ -421,7 +421,7 @@ class DataPath:
         stage.queue.remove(over)
         stage.monitor.queue(now_ns, -rows_of(ended))
         for visit in ended:
-            if not stage.has_ended(visit):
+            if not self._has_ended(stage, visit):
                 self._drop_visit(now_ns, visit, 0, "", out)
 
     def _prune(
@@ -438,65 +438,60 @@ class DataPath:
     ) -> None:
         """Scan the queue from its head until `keep` visits stay. Drop visits that are hopeless at this `rate`. Without
         a rate, drop those that have too little time even for the later stages. Remove visits whose request has already
-        ended. If a replica is idle, one hopeless visit may be tried (`_tried`): then only it stays, as a group of its
-        own."""
-        open_requests, is_hopeless, visits = self._open_requests, self._is_hopeless, queue.visits
+        ended. If a replica is idle and all are hopeless, the request of the newest one may be tried (`_may_try`): then
+        its visits stay, each to run in a batch of its own."""
+        is_hopeless = self._is_hopeless
         alone_ns, full_ns = queue.remaining_ns, queue.remaining_full_ns
         if rate is not None:
             alone_ns, full_ns = alone_ns + rate.least_alone_ns, full_ns + rate.least_full_ns
-        tried = self._tried(now_ns, stage, queue, rate) if is_idle and rate is not None else None
-        removed, rows = list[int](), 0
-        for index, visit in enumerate(visits):
+        removed, hopeless, kept = list[int](), list[tuple[int, Visit, int]](), 0
+        for index, visit in enumerate(queue.visits):
             least_ns, most_ns = alone_ns, full_ns
             if visit.rows != 1 and rate is not None:
                 least_ns = rate.least_ns(stage.rows_left(visit)) + queue.remaining_ns
                 most_ns = max(full_ns, least_ns)
-            if (open_requests is not None and visit.request.id not in open_requests) or (
-                visit.of and stage.has_ended(visit)
-            ):
+            if self._has_ended(stage, visit):
                 removed.append(index)
-                rows += visit.rows
-            elif visit is not tried and is_hopeless(now_ns, visit, least_ns, most_ns):
-                removed.append(index)
-                rows += visit.rows
-                self._drop_visit(now_ns, visit, least_ns, why, out)
+            elif is_hopeless(now_ns, visit, least_ns, most_ns):
+                hopeless.append((index, visit, least_ns))
             else:
-                keep -= 1
-                if not keep:
+                kept += 1
+                if kept == keep:
                     break
+        tried = None
+        if is_idle and hopeless and not kept and self._may_try(now_ns, stage, queue):
+            tried = hopeless[-1][1].request.id
+        for index, visit, least_ns in hopeless:
+            if visit.request.id == tried:
+                stage.queue.set_apart(visit)
+                continue
+            removed.append(index)
+            if not self._has_ended(stage, visit):  # with another of its visits
+                self._drop_visit(now_ns, visit, least_ns, why, out)
+        removed.sort()
+        stage.monitor.queue(now_ns, -sum([queue.visits[index].rows for index in removed]))
         queue.remove(removed)
-        stage.monitor.queue(now_ns, -rows)
-        if tried is not None:
-            stage.queue.set_apart(tried)
 
-    def _tried(self, now_ns: int, stage: StageState, queue: Queue | Lane, rate: ServiceRate) -> Visit | None:
-        """The newest visit, to be served although it is hopeless, if all are, and the stage has had nothing to do for a
-        while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. None
-        otherwise, and under a drop policy that is `strict` or does not go by beliefs.
+    def _may_try(self, now_ns: int, stage: StageState, queue: Queue | Lane) -> bool:
+        """Whether to serve a request although all that waits is hopeless, because the stage has had nothing to do for a
+        while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. Not under a
+        drop policy that is `strict` or does not go by beliefs.
 
-        In a lane of a class of sizes, one visit is tried at once if the class has never run: nothing is known of it
-        yet. Later one is tried if the class has not run for a while and no visit of another lane waits."""
+        In a lane of a class of sizes, one is tried at once if the class has never run: nothing is known of it yet.
+        Later one is tried if the class has not run for a while and no visit of another lane waits."""
+        if self._drop.strict:
+            return False
         if isinstance(queue, Lane) and queue.size:
             ran_ns, waits_alone = stage.ran_ns.get(queue.size), len(queue.visits) == len(stage.queue.visits)
-            is_quiet = ran_ns is None or (waits_alone and now_ns - ran_ns >= QUIET_NS)
-        else:
-            is_quiet = stage.monitor.is_quiet(now_ns, QUIET_NS)
-        if self._is_strict or not is_quiet:
-            return None
-        open_requests, is_hopeless = self._open_requests, self._is_hopeless
-        rest_ns, full_ns = queue.remaining_ns, rate.least_full_ns + queue.remaining_full_ns
-        left = [
-            each
-            for each in queue.visits
-            if (open_requests is None or each.request.id in open_requests) and not stage.has_ended(each)
-        ]
-        leasts_ns = [rate.least_ns(stage.rows_left(visit)) + rest_ns for visit in left]
-        if not left or not all(
-            is_hopeless(now_ns, visit, least_ns, max(full_ns, least_ns))
-            for visit, least_ns in zip(left, leasts_ns, strict=True)
-        ):
-            return None
-        return left[-1]
+            return ran_ns is None or (waits_alone and now_ns - ran_ns >= QUIET_NS)
+        return stage.monitor.is_quiet(now_ns, QUIET_NS)
+
+    def _has_ended(self, stage: StageState, visit: Visit) -> bool:
+        """Whether the request of a waiting visit has ended: on another branch of the graph, or with another piece."""
+        open_requests = self._open_requests
+        return (open_requests is not None and visit.request.id not in open_requests) or (
+            visit.of > 0 and stage.has_ended(visit)
+        )
 
     def _release(self, now_ns: int, replica: Replica) -> RunningBatch:
         """Take the batch off a replica."""
@@ -649,13 +644,12 @@ class DataPath:
         It is dropped at once if it would be late even on idle replicas. This needs an estimate that can be relied on,
         so it holds only if rows of its class of sizes have run within `QUIET_NS`."""
         if not stage.queue.is_mixed:
-            stage.queue.is_mixed = True
+            stage.mix()
             self.bind(stage)
         if visit.rows != 1:
             stage.monitor.arrive_more(now_ns, visit.rows - 1)
         size = stage.sizes.class_of(visit.size)
-        ran_ns = stage.ran_ns.get(size)
-        if ran_ns is not None and now_ns - ran_ns < QUIET_NS:
+        if stage.ran_lately(now_ns, size):
             rows = -(-visit.rows // max(1, len(stage.pool.replicas))) if stage.is_divided else visit.rows
             alone_ns, full_ns = stage.pool.least_ns(size, rows)
             least_ns, full_ns = alone_ns + stage.queue.remaining_ns, full_ns + stage.queue.remaining_full_ns
@@ -665,8 +659,6 @@ class DataPath:
                 return
         for piece in stage.pieces_of(visit) if visit.rows != 1 else (visit,):
             stage.queue.push(now_ns, piece)
-        if stage.is_weight_due:
-            stage.weigh()
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
         """Drop the request of a visit; reject it if no replica has started for it."""

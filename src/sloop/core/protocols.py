@@ -188,7 +188,9 @@ class Admit(Protocol):
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         """0 to accept it; otherwise how long the client should wait before it tries again.
 
-        `queued` rows wait at the entry stage; `drain_ns` is the believed time to serve them.
+        `queued` rows wait at the entry stage; `drain_ns` is the believed time to serve them. Where rows differ in size,
+        it is the believed time until this request has been served: after what comes before it, without what the drop
+        policy will give up by then, and with its own time if rows of its size have run lately.
         """
         ...
 

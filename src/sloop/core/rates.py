@@ -24,10 +24,6 @@ RateKey = tuple[str, Slot, Shape, DeviceKey | None]
 """A variant, a slot and a shape: replicas that are equal in them are equally fast. And their device, if the plan has
 another limit or rate for equal replicas elsewhere; otherwise None."""
 
-SIZES_KEPT = 64
-"""For how many classes of sizes the costs of equal replicas are kept. The class that was added first is forgotten
-first."""
-
 UNLIMITED = 1 << 30
 """The largest batch before the first plan, for replicas that were adopted; their profiles allow less."""
 
@@ -140,7 +136,8 @@ class ServiceRate:
     crowds: dict[Life, Counter[DeviceKey]] = field(default_factory=dict)
     """If `is_shared`, how many replicas in a state are on each device."""
     by_size: "dict[int, ServiceRate]" = field(default_factory=dict)
-    """By class of sizes, the speed with rows of this class. These rates count no replicas."""
+    """By class of sizes, the speed with rows of this class; at most as many as there are classes. These rates count no
+    replicas."""
 
     def at(self, size: int, limits: BatchLimits) -> "ServiceRate":
         """The speed with rows of this class of sizes; 0: with the mean of all rows."""
@@ -148,8 +145,6 @@ class ServiceRate:
             return self
         found = self.by_size.get(size)
         if found is None:
-            while len(self.by_size) >= SIZES_KEPT:
-                del self.by_size[next(iter(self.by_size))]
             belief = self.belief.at(size)
             found = ServiceRate(belief, self.slot, self.shape, self.millicores, self.where, self.is_shared)
             found.refresh(limits)

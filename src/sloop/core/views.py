@@ -315,6 +315,16 @@ class QueueView(Protocol):
         ...
 
     @property
+    def waiting(self) -> int:
+        """How many visits wait at the stage, with those that cannot share the pass."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """The most of them that can share a pass."""
+        ...
+
+    @property
     def wait_ns(self) -> int:
         """How long the current plan allows to wait for a full batch."""
         ...

@@ -1,6 +1,9 @@
 """Batch: how many of the waiting visits to run now on an idle replica, or until when to wait for more.
 
 Each class is one policy; none uses another. `core.protocols.Batch` describes the arguments of `decide`.
+
+Visits may be of kinds that cannot share a pass. A policy that waits for a full batch starts a smaller one if as many
+visits wait as a full one has, and no kind fills one: with many kinds, none ever would, and the replica would be idle.
 """
 
 from bisect import bisect_right
@@ -32,6 +35,11 @@ GUARD_NS: Final = ms(20)
 """What `Slack` leaves for transport and for the error of the believed cost."""
 
 
+def _is_full(queue: QueueView, limit: int) -> bool:
+    """Whether it is no use to wait for more visits."""
+    return len(queue.visits) >= limit or queue.waiting >= limit > queue.largest
+
+
 @dataclass(frozen=True, slots=True)
 class Timeout:
     """Wait for a full batch, at most `wait_ns` after the oldest arrival.
@@ -45,8 +53,8 @@ class Timeout:
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
         visits, limit = queue.visits, device.batch_max
-        if len(visits) >= limit:
-            return BatchDecision(limit)
+        if _is_full(queue, limit):
+            return BatchDecision(min(len(visits), limit))
         return start_or_wait(now_ns, len(visits), min(visit.arrived_ns for visit in visits) + self.wait_ns)
 
 
@@ -65,8 +73,8 @@ class Full:
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
         visits, limit = queue.visits, device.batch_max
-        if len(visits) >= limit:
-            return BatchDecision(limit)
+        if _is_full(queue, limit):
+            return BatchDecision(min(len(visits), limit))
         latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
         patient_ns = min(visit.arrived_ns for visit in visits) + round(self.patience * queue.wait_ns)
         return start_or_wait(now_ns, len(visits), min(patient_ns, latest_ns))
@@ -82,8 +90,8 @@ class Slack:
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
         visits, limit = queue.visits, device.batch_max
-        if len(visits) >= limit:
-            return BatchDecision(limit)
+        if _is_full(queue, limit):
+            return BatchDecision(min(len(visits), limit))
         latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
         return start_or_wait(now_ns, len(visits), latest_ns - GUARD_NS)
 
@@ -111,7 +119,7 @@ class Adaptive:
         if count <= limit and due_ns + costs_ns[count] <= head.deadline_ns:
             sent_ns, slo_ns = head.request.sent_ns, head.deadline_ns - head.request.sent_ns
             taken_ns = due_ns + costs_ns[count] - sent_ns
-            if count == limit or taken_ns * (count + 1) > slo_ns * count:
+            if _is_full(queue, limit) or taken_ns * (count + 1) > slo_ns * count:
                 return BatchDecision(count)
             full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - queue.remaining_ns + 1
             return BatchDecision(wait_until_ns=full_ns)

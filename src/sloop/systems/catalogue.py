@@ -14,6 +14,7 @@ from sloop.app.application import SystemChoice
 from sloop.core.application import why_not_in_place
 from sloop.core.oversight import Overseer
 from sloop.core.protocols import Policies
+from sloop.core.stage import QUEUE_PART
 from sloop.options import Declared, Value, as_value
 from sloop.plugins import Registry
 from sloop.policies.admit import Open, PredictiveAdmit
@@ -47,11 +48,6 @@ FIXED_MIX: Final = (
 
 CHOICES_MIN: Final = 2
 """Fewer systems leave nothing to choose."""
-
-QUEUE_TRUST: Final = 0.7
-"""The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
-of P99s for the models we measured. A request that is admitted and still too late is dropped before it costs
-anything."""
 
 _ELASTIC: Final = Policies(
     Edf(), WorkConserving(), RoundRobin(), PredictiveDrop(batch="full"), Open(),
@@ -130,7 +126,7 @@ CATALOGUE: Final = (
             Deadline(),
             FirstIdle(),
             PredictiveDrop(),
-            PredictiveAdmit(trust=QUEUE_TRUST),
+            PredictiveAdmit(trust=QUEUE_PART),  # who is admitted and still too late is dropped before it costs anything
             BestFit(),
             Last(),
             Static(),

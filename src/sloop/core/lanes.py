@@ -1,0 +1,216 @@
+"""Queues whose visits cannot all share a forward pass, because they have rows of different sizes.
+
+The visits wait in *lanes*: those of one lane can share a pass. A queue becomes mixed when a visit with several rows, or
+with rows of a size, first comes; it keeps its order, and knows for each visit its lane. So a batch begins without a
+look at all that waits.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+
+from sloop.core.protocols import Order
+from sloop.core.queue import Queue
+from sloop.transient import Cache, Transient
+from sloop.units import FOREVER_NS
+from sloop.vocabulary import Visit
+
+LOOKED_AT = 1_000
+"""When a batch is formed, or the work that waits is estimated, only so many visits at the head of a mixed queue are
+looked at: this bounds the time of a decision. The others move up as these leave."""
+
+LaneKey = tuple[int, ...]
+"""The class of sizes of a lane and, where rows are not padded, what else its visits have in common: size and shape."""
+
+
+class Lane:
+    """The visits of a mixed queue that can share a forward pass, in queue order: a `QueueView`."""
+
+    __slots__ = ("_queue", "key", "others_due_ns", "visits")
+
+    def __init__(self, queue: "MixedQueue", key: LaneKey) -> None:
+        self._queue = queue
+        self.key = key
+        self.others_due_ns = FOREVER_NS
+        self.visits: list[Visit] = []
+
+    @property
+    def size(self) -> int:
+        """The class of sizes of its rows; 0 if the model leaves no dimension of a row open."""
+        return self.key[0]
+
+    @property
+    def stage(self) -> str:
+        return self._queue.stage
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue.visits)
+
+    @property
+    def largest(self) -> int:
+        return max(len(lane.visits) for lane in self._queue.lanes.by_key.values())
+
+    @property
+    def wait_ns(self) -> int:
+        return self._queue.wait_ns
+
+    @property
+    def remaining_ns(self) -> int:
+        return self._queue.remaining_ns
+
+    @property
+    def remaining_full_ns(self) -> int:
+        return self._queue.remaining_full_ns
+
+    def take(self, count: int) -> list[Visit]:
+        """Remove and return the first `count` ≥ 1 visits."""
+        taken = self.visits[:count]
+        self.remove(range(len(taken)))
+        return taken
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Remove the visits at these ascending indices, also from the queue."""
+        if indices:
+            self._queue.remove_of(self, indices)
+
+
+class KnownLanes(Transient):
+    """The lanes of a queue: none at first."""
+
+    __slots__ = ("by_key", "of")
+
+    def __init__(self) -> None:
+        self.by_key: dict[LaneKey, Lane] = {}
+        self.of: list[Lane] = []
+        """The lane of each visit, in queue order. If there are fewer or more than visits, the lanes are not known."""
+
+    def fill(self, visits: Sequence[Visit]) -> None:
+        """The queue has these visits now, each in the lane that `of` has for it."""
+        self.by_key = {}
+        for lane in self.of:
+            lane.visits = []
+        for lane, visit in zip(self.of, visits, strict=True):
+            if not lane.visits:
+                self.by_key[lane.key] = lane
+            lane.visits.append(visit)
+
+
+class MixedQueue(Queue):
+    """A queue that knows the lane of each visit: `lane_key` says which one."""
+
+    is_mixed = True
+
+    def __init__(self, plain: Queue, lane_key: Callable[[Visit], LaneKey]) -> None:
+        """Takes over the visits and all else of a plain queue."""
+        vars(self).update(vars(plain))
+        self._lane_key = lane_key
+        self._lanes = KnownLanes()
+
+    @property
+    def lanes(self) -> KnownLanes:
+        """The lanes, which are found anew only where nobody has kept them."""
+        lanes = self._lanes
+        if len(lanes.of) != len(self.visits):
+            found: dict[LaneKey, Lane] = {}
+            lanes.of = [found.setdefault(key, Lane(self, key)) for key in map(self._lane_key, self.visits)]
+            lanes.fill(self.visits)
+        return lanes
+
+    def in_order(self, without: Collection[LaneKey] = ()) -> Iterator[Lane]:
+        """The lanes in the order of their first visits, but for some; those of the first `LOOKED_AT` visits. Valid
+        until the queue changes."""
+        seen = set(without)
+        for lane in islice(self.lanes.of, LOOKED_AT):
+            if lane.key not in seen:
+                seen.add(lane.key)
+                yield lane
+
+    def push(self, now_ns: int, visit: Visit) -> None:
+        """Insert a visit at its place, and in its lane."""
+        lanes = self.lanes
+        super().push(now_ns, visit)
+        key, at = self._lane_key(visit), bisect_right(self.keys, self.key(visit)) - 1
+        lane = lanes.by_key.get(key)
+        if lane is None:
+            lanes.by_key[key] = lane = Lane(self, key)
+        lane.visits.insert(len(lane.visits) if at == len(lanes.of) else lanes.of[:at].count(lane), visit)
+        lanes.of.insert(at, lane)
+
+    def push_again(self, now_ns: int, visits: Sequence[Visit]) -> None:
+        """Insert visits that are tried again, as in a plain queue."""
+        super().push_again(now_ns, visits)
+        self._lanes = KnownLanes()
+
+    def reorder(self, now_ns: int, order: Order) -> None:
+        """Follow another order policy from now on."""
+        super().reorder(now_ns, order)
+        self._lanes = KnownLanes()
+
+    def take(self, count: int) -> list[Visit]:
+        """Remove and return the first `count` visits, of whatever lanes."""
+        taken = self.visits[:count]
+        self.remove(range(len(taken)))
+        return taken
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Remove the visits at these ascending indices, also from their lanes."""
+        if indices:
+            lanes = self.lanes
+            super().remove(indices)
+            removed = set(indices)
+            lanes.of = [lane for index, lane in enumerate(lanes.of) if index not in removed]
+            lanes.fill(self.visits)
+
+    def remove_of(self, lane: Lane, indices: Sequence[int]) -> None:
+        """Remove the visits at these ascending indices of a lane."""
+        lanes, places, place, seen = self.lanes, list[int](), -1, -1
+        for index in indices:
+            for _ in range(index - seen):
+                place = lanes.of.index(lane, place + 1)
+            seen = index
+            places.append(place)
+        super().remove(places)
+        for index, place in zip(reversed(indices), reversed(places), strict=True):
+            del lanes.of[place], lane.visits[index]
+        if not lane.visits:
+            del lanes.by_key[lane.key]
+
+
+FEW_VISITS = 32
+CHANGED_PARTS = 16
+"""These times are estimated anew for each visit that arrives; behind more than 32 visits only when their number has
+changed by 1/16, so that a visit costs the same however many wait."""
+
+
+class DrainTimes:
+    """When the visits of a mixed queue will have been served, as believed when this was last estimated. Of those that
+    will be dropped, nothing is kept."""
+
+    def __init__(self) -> None:
+        self._counted = -1
+        """How many visits waited then; -1 if what is believed has changed since."""
+        self.costs_ns: Cache[tuple[int, int], tuple[int, int, int]] = Cache()
+        """By class of sizes and rows: what a visit costs, as is believed now."""
+        self.keys: list[int] = []
+        """Of each visit that will be served, its place in the order of the queue."""
+        self.done_ns: list[int] = []
+        """And how long it takes until it has been served."""
+
+    def forget(self) -> None:
+        """What is believed has changed."""
+        self._counted = -1
+        self.costs_ns.clear()
+
+    def is_due(self, count: int) -> bool:
+        """Whether to estimate anew while `count` visits wait; if so, nothing is kept."""
+        if count > FEW_VISITS and self._counted >= 0 and abs(count - self._counted) * CHANGED_PARTS < count:
+            return False
+        self._counted, self.keys, self.done_ns = count, [], []
+        return True
+
+    def before(self, key: int, place: int) -> int:
+        """How long it takes until all is served that comes before a visit with this key, which enters the queue at
+        `place`. Beyond the first `LOOKED_AT` visits, others are like these."""
+        at = bisect_right(self.keys, key)
+        return self.done_ns[at - 1] * max(place, LOOKED_AT) // LOOKED_AT if at else 0
