@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ from sloop.units import ms, s
 from sloop.vocabulary import Outcome
 from sloop.workload import Work, trace_of
 from sloop.workload.trace import first_works
-from tests.sim.scene import WORK_CONSERVING, Broken, Tamper, once, records_of, with_clients, world
+from tests.sim.scene import WORK_CONSERVING, Broken, Tamper, graph_world, once, records_of, with_clients, world
 
 FIXED = {"service": {"ratio": 1.0, "shape": "deterministic"}}
 """A pass of n rows takes 10 + 2n ms, no more and no less."""
@@ -235,12 +236,12 @@ MIXES = {
 }
 
 
-def ideal(made: World) -> float:
+def ideal(made: World, cost_ms: Callable[[int], float] = lambda size: 5 + 0.1 * size) -> float:
     """The share in time of a server that knows what each request takes, and serves one after the other those that it
     can serve in time."""
     free_ns = served = count = 0
     for at_ns, work in zip(made.trace.times_ns(), first_works(made.trace, 10**6), strict=True):
-        end_ns = max(at_ns, free_ns) + ms(5 + 0.1 * work.size)
+        end_ns = max(at_ns, free_ns) + ms(cost_ms(work.size))
         count += 1
         if end_ns - at_ns <= ms(made.application.slo_ms):
             free_ns, served = end_ns, served + 1
@@ -269,6 +270,51 @@ def test_mixed_lengths_are_served_as_by_a_server_that_knows_what_each_takes(
         cores=1,
     )
     assert attainment(made) >= 0.97 * ideal(made)
+
+
+TEXT_MS = {8: 4.5, 16: 7.0, 64: 18.0, 128: 38.0, 256: 76.0, 512: 194.0}
+"""What a text of so many tokens took on one core (benchmarks/results/lengths.md)."""
+
+
+def text_ms(size: int) -> float:
+    return float(np.interp(size, list(TEXT_MS), list(TEXT_MS.values())))
+
+
+TEXT_SIZES = [
+    {"size": size, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": own_ms - 1, "gamma": 1.0}}
+    for size, own_ms in TEXT_MS.items()
+]
+TEXTS = {
+    "reviews": {16: 2, 64: 2, 128: 2, 200: 2, 256: 1, 300: 2, 400: 2, 512: 3},
+    "tweets and documents": {16: 6, 32: 3, 512: 1},
+    "three classes": {16: 5, 128: 3, 512: 2},
+}
+"""The lengths that come, and how often."""
+
+
+@pytest.mark.parametrize("mix", TEXTS)
+@pytest.mark.parametrize("load", [1.4, 2.0])
+def test_more_texts_than_it_can_serve_are_served_as_by_a_server_that_knows_what_each_takes(
+    mix: str, load: float
+) -> None:
+    """A request is neither refused for large ones that will be dropped, nor dropped for their time."""
+    weights = TEXTS[mix]
+    lengths = [length for length, count in weights.items() for _ in range(count)]
+    rate = load * 1e3 / fmean(map(text_ms, lengths))
+    made = world(
+        stage={"profile": TYPICAL | {"sizes": TEXT_SIZES}, "pad": {"ids": 0}},
+        truth={"service": {"ratio": 1.0, "cv": 0.04}},
+        trace={
+            "kind": "poisson",
+            "rate": rate,
+            "sizes": {"kind": "choice", "values": list(weights), "weights": list(weights.values())},
+        },
+        system={"name": "early-drop"},
+        slo_ms=776,
+        duration_s=40,
+        cores=1,
+    )
+    assert attainment(made) >= 0.97 * ideal(made, text_ms)
 
 
 @pytest.mark.parametrize("system", ["early-drop", "elastic"])
@@ -325,7 +371,62 @@ def durations(made: World) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def test_true_sizes_are_of_first_stages_and_at_least_two() -> None:
+# Behind other stages
+
+
+def passing(**stages: dict[str, Any]) -> World:
+    """Two requests in a graph, of rows of 16 and of 512; all durations are fixed."""
+    trace = trace_of([s(1), s(3)], name="two", provenance="assumed: a test", works=[Work(1, 16), Work(1, 512)].__iter__)
+    system = WORK_CONSERVING | {"replicas": 1, "cores": 1.0}
+    truth = FIXED | {"fan_out": {"each": 3}} if "each" in stages else FIXED
+    return with_clients(graph_world(stages, truth=truth, system=system, slo_ms=10_000), trace=trace)
+
+
+def ran(made: World) -> dict[str, list[tuple[int, int, int]]]:
+    """Of each batch, by stage: its rows, the class of their size, and what it took in ms."""
+    begun, found = dict[int, StartBatch](), dict[str, list[tuple[int, int, int]]]()
+    for _, record in records_of(made, check_first=None):
+        if isinstance(record, StartBatch):
+            begun[record.batch] = record
+        elif isinstance(record, Finished):
+            order = begun[record.batch]
+            found.setdefault(order.stage, []).append((order.rows, order.size, round(record.service_ns / 1e6)))
+    return found
+
+
+def test_rows_of_later_stages_are_as_large_as_those_of_the_request() -> None:
+    """Also behind a stage whose profile has one size for all rows."""
+    made = passing(first={"profile": SIZED}, plain={"after": ["first"]}, last={"after": ["plain"], "profile": SIZED})
+    assert ran(made) == {
+        "first": [(1, 19, 12), (1, 512, 74)],
+        "plain": [(1, 0, 12), (1, 0, 12)],
+        "last": [(1, 19, 12), (1, 512, 74)],
+    }
+    assert "last: its rows are as large as those of the request" in made.assumed_sizes([16, 512])
+
+
+def test_each_part_has_a_row_as_large_as_the_request_and_what_joins_them_a_typical_one() -> None:
+    made = passing(
+        first={"profile": SIZED},
+        each={"after": ["first"], "each": {"output": "found", "mean": 3}, "profile": SIZED},
+        joined={"after": ["each"], "join": True, "profile": SIZED},
+    )
+    assert ran(made) == {
+        "first": [(1, 19, 12), (1, 512, 74)],
+        "each": [(3, 19, 16), (3, 512, 202)],
+        "joined": [(1, 0, 12), (1, 0, 12)],
+    }
+
+
+def test_a_later_stage_that_pads_counts_its_padding() -> None:
+    stage = {"profile": SIZED, "sizes": [512], "pad": {"ids": 0}}
+    made = passing(first={}, last={"after": ["first"], **stage})
+    assert [size for _, size, _ in ran(made)["last"]] == [512, 512]
+    ended = [record for _, record in records_of(made) if isinstance(record, Finished) and record.elements]
+    assert [(each.elements, each.padded) for each in ended] == [(16, 0), (512, 0)]
+
+
+def test_true_sizes_are_of_stages_and_at_least_two() -> None:
     with pytest.raises(InputError, match="at least two sizes"):
         world(truth={"sizes": {"only": SIZES[:1]}})
     with pytest.raises(InputError, match="unknown key 'other'"):

@@ -617,8 +617,8 @@ def _interference(value: Value) -> InterferenceTruth:
 
 
 def _true_sizes(value: Value, stages: Sequence[Stage]) -> dict[str, tuple[SizeLatency, ...]]:
-    """Per first stage, the true latencies of rows of several sizes."""
-    declared = value.mapping([stage.name for stage in stages if not stage.after])
+    """Per stage, the true latencies of rows of several sizes."""
+    declared = value.mapping([stage.name for stage in stages])
     found = {name: read_size_latencies(each) for name, each in declared.items()}
     for name, sizes in found.items():
         if len(sizes) < 2:

@@ -205,7 +205,7 @@ class Truth:
     shares: Mapping[str, float] = field(default_factory=dict)
     """For stages with `when`: the fraction of the requests at the branch that take it, 0 to 1."""
     sizes: Mapping[str, tuple[SizeLatency, ...]] = field(default_factory=dict)
-    """By first stage, the latencies of rows of several sizes, ascending, instead of those of the profiles."""
+    """By stage, the latencies of rows of several sizes, ascending, instead of those of the profiles."""
 
 
 @dataclass(frozen=True, slots=True)

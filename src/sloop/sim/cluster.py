@@ -111,7 +111,7 @@ class Cluster:
         if self._touches_batches:
             self._start_with_faults(now_ns, order, replica, service_ns)
             return
-        finished = _finished(order, replica, service_ns)
+        finished = self._finished(order, replica, service_ns)
         if replica.sharing is not None:
             self._devices.join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
             return
@@ -127,16 +127,38 @@ class Cluster:
             self._works.pop(record.request, None)
 
     def _work_of(self, order: StartBatch, replica: SimulatedReplica) -> RowsOfBatch:
-        """The rows of a batch. At a stage behind others, the size of rows is not known."""
+        """The rows of a batch. Those of later stages are as large as the request's, if they differ in size at all."""
         pads = replica.truths.pads.get(order.stage)
-        if pads is None:
+        if pads is None or not order.size:
             return RowsOfBatch(order.rows)
         works = [self._works.get(id, ONE_ROW) for id in order.requests]
+        if order.parts:
+            works = [(1, size) for _, size in works]
         for place, piece in enumerate(order.pieces):
             if piece is not None:
                 works[place] = piece.rows, works[place][1]
         elements = sum(rows * size for rows, size in works) if pads else 0
         return RowsOfBatch(order.rows, max(size for _, size in works), elements, order.size)
+
+    def _finished(self, order: StartBatch, replica: SimulatedReplica, service_ns: int) -> Finished:
+        """What the core is told when a batch is over."""
+        edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
+        work = replica.work
+        if work is None:
+            return Finished(order.batch, order.replica, service_ns, edge_counts)
+        passed, sizes = replica.truths.passed.get(order.stage, ()), [0] * len(order.requests)
+        if passed:
+            sizes = [self._works.get(id, ONE_ROW)[1] for id in order.requests]
+        return Finished(
+            order.batch,
+            order.replica,
+            service_ns,
+            edge_counts,
+            sizes=tuple([tuple([(0, size * each) for each in passed]) for size in sizes]) if any(sizes) else (),
+            passes=len(replica.passes_of(work.rows)),
+            elements=work.elements,
+            padded=work.rows * work.size - work.elements if work.elements else 0,
+        )
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Execute an order about a replica or a node; other actions, such as decisions, have no effect."""
@@ -299,7 +321,7 @@ class Cluster:
         if faults.strikes("lost_finished", rates.lost_finished):
             self._fall_silent(now_ns + service_ns, order.batch, order.replica)
             return
-        finished = _finished(order, replica, service_ns)
+        finished = self._finished(order, replica, service_ns)
         late_ns, again_ns = 0, None
         if faults.strikes("late_finished", rates.late_finished):
             late_ns = faults.within_ns("late_finished", rates.late_finished_ns)
@@ -626,23 +648,6 @@ class Cluster:
         if isinstance(finished, Finished):
             finished = structs.replace(finished, service_ns=finished.service_ns + longer_ns)
         replica.batch_end = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)
-
-
-def _finished(order: StartBatch, replica: SimulatedReplica, service_ns: int) -> Finished:
-    """What the core is told when a batch is over."""
-    edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
-    work = replica.work
-    if work is None:
-        return Finished(order.batch, order.replica, service_ns, edge_counts)
-    return Finished(
-        order.batch,
-        order.replica,
-        service_ns,
-        edge_counts,
-        passes=len(replica.passes_of(work.rows)),
-        elements=work.elements,
-        padded=work.rows * work.size - work.elements if work.elements else 0,
-    )
 
 
 def _no_answer(now_ns: int, asked: actions.RequestSimulation) -> tuple[int, events.Simulated]:

@@ -8,7 +8,7 @@ The first application draws from the streams of the world's seed, every other on
 is the same as if there could be no others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -237,14 +237,16 @@ class World:
         return {name: f"{name}: cold starts take {START_S_ASSUMED:g} s ({why})" for name in names}
 
     def assumed_sizes(self, sizes: Sequence[int]) -> list[str]:
-        """One line per variant of a first stage of which it is not known what rows of these sizes take."""
+        """One line per variant of which it is not known what rows of these sizes take, and one per later stage whose
+        rows differ in size."""
         if not sizes or not sizes[-1]:
             return []
         lines = []
         for application in self.applications:
-            first = {stage.name for stage in application.stages if not stage.after}
+            sized, later = self._sized(application), [stage.name for stage in application.stages if stage.after]
+            lines += [f"{stage}: its rows are as large as those of the request" for stage in later if stage in sized]
             for (stage, variant, _), profile in self._true_profiles(application).items():
-                if stage not in first:
+                if stage not in sized:
                     continue
                 if not profile.knows_sizes:
                     why = "rows of all sizes take as long as typical ones (its profile does not know sizes; `sloop "
@@ -329,6 +331,7 @@ class World:
         """The truth of an application version, for each of its stages."""
         truth, start = self.truth, self.truth.cold_start
         profiles, durations_ns = self._true_profiles(application), self.recorded.durations_ns
+        sized = self._sized(application)
         node_cores = {node.name: node.cores for node in self.deployment.cluster}
         declared = ServiceTruth() if durations_ns else truth.service
         service = ServiceSampler(
@@ -350,9 +353,20 @@ class World:
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),
             sharing=None if durations_ns else SharingTruth(profiles, truth.interference, node_cores),
-            pads={stage.name: stage.pads for stage in application.stages if not stage.after},
+            pads=sized,
+            passed=_passed(application, sized),
         )
         return {stage.name: truths for stage in application.stages}
+
+    def _sized(self, application: Application) -> dict[str, bool]:
+        """The stages whose rows differ in size, and whether they pad rows: the first ones, and those of which anything
+        says so."""
+        knowing = {stage for (stage, _, _), profile in self._true_profiles(application).items() if profile.knows_sizes}
+        return {
+            stage.name: stage.pads
+            for stage in application.stages
+            if not stage.after or stage.pads or stage.sizes or stage.name in knowing
+        }
 
     def _true_profiles(self, application: Application) -> dict[VariantKey, Profile]:
         """The profiles of an application version, with the true sizes where they are declared."""
@@ -446,6 +460,16 @@ def profiles_of(application: Application) -> dict[VariantKey, Profile]:
         for variant in stage.variants
         for hardware, profile in application.profiles_of(variant).items()
     }
+
+
+def _passed(application: Application, sized: Collection[str]) -> dict[str, tuple[bool, ...]]:
+    """By stage, for each outgoing edge whether rows go along it that are as large as those of the request. How large
+    the rows are that several parts make together, nothing says."""
+    found = {
+        name: tuple([edge.target in sized and edge.kind != "join" for edge in edges])
+        for name, edges in application.graph.edges.items()
+    }
+    return {name: passed for name, passed in found.items() if any(passed)}
 
 
 def _of_stages(declared: Mapping[str, V], application: Application) -> dict[str, V]:
