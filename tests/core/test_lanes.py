@@ -556,6 +556,15 @@ def test_a_visit_costs_the_same_however_many_wait_for_a_replica() -> None:
     assert calls_of_arrival(400, count=0) <= calls_of_arrival(50, count=0) + 10
 
 
+def test_a_batch_begins_at_the_same_cost_however_many_visits_wait() -> None:
+    def calls(waiting: int) -> int:
+        scene = warm(queue_max=10_000, drop=Never())
+        arrive(scene, *[request(id, size=16 << id % 5, slo_ms=900_000) for id in range(waiting)])
+        return calls_of(lambda: finish(scene, 20, 0)).total()
+
+    assert calls(1_000) <= calls(50) + 10
+
+
 def test_lanes_that_wait_for_more_visits_are_each_looked_at_once() -> None:
     few, many = (calls_of_arrival(waiting, batch=Timeout(s(60))) for waiting in (50, 400))
     assert many <= 8 * few
