@@ -120,11 +120,13 @@ class MixedQueue(Queue):
     def in_order(self, without: Collection[LaneKey] = ()) -> Iterator[Lane]:
         """The lanes in the order of their first visits, but for some; those of the first `LOOKED_AT` visits. Valid
         until the queue changes."""
-        seen = set(without)
-        for lane in islice(self.lanes.of, LOOKED_AT):
+        lanes, seen = self.lanes, set(without)
+        for lane in islice(lanes.of, LOOKED_AT):
             if lane.key not in seen:
                 seen.add(lane.key)
                 yield lane
+                if len(seen) == len(lanes.by_key):
+                    return
 
     def push(self, now_ns: int, visit: Visit) -> None:
         """Insert a visit at its place, and in its lane."""
