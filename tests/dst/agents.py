@@ -204,6 +204,7 @@ class LinkSilent(Struct, frozen=True):
     """A connection has been silent for `SILENT_NS`, unless its node has been mended since."""
 
     connection: "Connection"
+    machine: "Machine"
     cut: int
 
 
@@ -243,12 +244,13 @@ class OpenRequests:
 
 
 class Connection:
-    """Between an agent and a deciding process."""
+    """Between an agent and a deciding process, or of an agent to another one on the second of two machines."""
 
-    def __init__(self, machine: "Machine", agent: VirtualLoop, core: VirtualLoop) -> None:
-        self.machine = machine
+    def __init__(self, machines: "Sequence[Machine]", agent: VirtualLoop, core: VirtualLoop) -> None:
+        self.machines = machines
+        self.purpose = Purpose.AGENT if len(machines) == 1 else Purpose.PARTS
         self.to_core, self.to_agent = LinkEnd(self, agent), LinkEnd(self, core)
-        """What the agent sends with, and what the deciding process does."""
+        """What the agent sends with, and what the deciding process does, or the other agent."""
         self.to_core.other, self.to_agent.other = self.to_agent, self.to_core
         self.held: list[Passing] = []
         """What arrives when the node is reachable again."""
@@ -257,16 +259,28 @@ class Connection:
     def ends(self) -> "tuple[LinkEnd, LinkEnd]":
         return self.to_core, self.to_agent
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether messages pass."""
+        return all(machine.is_reachable for machine in self.machines)
+
+    def post(self, sender: "LinkEnd", frame: Frame | None) -> None:
+        """Send a frame, behind what was sent before."""
+        if sender.other.is_closed or sender.loop.is_over:
+            return
+        cluster, delay_ns = self.machines[0].cluster, sum(machine.delay_ns for machine in self.machines)
+        sender.last_ns = max(sender.last_ns, cluster.clock.now_ns + delay_ns)
+        cluster.push(sender.last_ns, Passing(sender.other, frame))
+
 
 class LinkEnd:
     """One end of a connection, in the process that has this loop (`sloop.serve.network.NetworkLink`)."""
 
-    purpose = Purpose.AGENT
-    local_host = "here"
     other: "LinkEnd"
 
     def __init__(self, connection: Connection, loop: VirtualLoop) -> None:
         self.connection, self.loop = connection, loop
+        self.purpose, self.local_host = connection.purpose, connection.machines[0].node.name
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_end: Callable[[str], None] = lambda why: None
         self.is_closed = False
@@ -278,12 +292,12 @@ class LinkEnd:
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
         if not self.is_closed:
-            self.connection.machine.post(self, Frame(kind, subject, value, memoryview(b"".join(payload))))
+            self.connection.post(self, Frame(kind, subject, value, memoryview(b"".join(payload))))
 
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self.connection.machine.post(self, None)
+            self.connection.post(self, None)
 
     def end(self, why: str) -> None:
         """The other end is gone."""
@@ -357,6 +371,8 @@ class Machine(AgentHost):
         self.lives = 0
         """How many agents it has had."""
         self.agent: AgentProcess | None = None
+        self.accept: Callable[[Any], None] | None = None
+        """Takes a connection of another agent; None if nobody listens."""
         self.connections: list[Connection] = []
         """Of which an end is open."""
         self.gpus = cast(Any, SimulatedGpus())
@@ -392,43 +408,50 @@ class Machine(AgentHost):
         )
         return agent.processes
 
-    async def connect(self, *_: object, **__: object) -> Any:
-        cluster = self.cluster
-        if not self.is_reachable or cluster.accept is None:
-            raise MachineError("the deciding process cannot be reached")
-        assert self.agent is not None
-        made = Connection(self, self.agent.loop, cluster.core_loop)
-        self.connections = [each for each in self.connections if not all(end.is_closed for end in each.ends)]
-        self.connections.append(made)
-        made.to_core.last_ns = cluster.clock.now_ns + self.delay_ns
+    async def connect(self, endpoint: Endpoint, token: bytes, purpose: Purpose, **_: object) -> Any:
+        cluster, agent = self.cluster, self.agent
+        other = cluster._machines[endpoint[0]] if purpose is Purpose.PARTS else None
+        accept = cluster.accept if other is None else other.accept
+        if not self.is_reachable or accept is None or (other is not None and not other.is_reachable):
+            raise MachineError(f"{endpoint[0]} cannot be reached")
+        assert agent is not None
+        if other is None:
+            made = Connection([self], agent.loop, cluster.core_loop)
+        else:
+            assert other.agent is not None
+            made = Connection([self, other], agent.loop, other.agent.loop)
+        for machine in made.machines:
+            machine.connections = [each for each in machine.connections if not all(end.is_closed for end in each.ends)]
+            machine.connections.append(made)
+        made.to_core.last_ns = cluster.clock.now_ns + sum(machine.delay_ns for machine in made.machines)
         cluster.push(made.to_core.last_ns, Accepted(made.to_agent))
         return made.to_core
 
-    async def listen(self, *_: object) -> Any:
-        return Listener(lambda: None)
+    async def listen(  # type: ignore[override]  # it calls back with an end of a simulated connection
+        self, endpoint: Endpoint, token: bytes, accept: Callable[[Any], None], _: object
+    ) -> Any:
+        self.accept = accept
+
+        def stop() -> None:
+            self.accept = None
+
+        return Listener(stop)
 
     def close_mapped(self, _: object = None) -> int:
         return 0
 
     # The network
 
-    def post(self, sender: LinkEnd, frame: Frame | None) -> None:
-        """Send a frame, behind what was sent before."""
-        if sender.other.is_closed or sender.loop.is_over:
-            return
-        sender.last_ns = max(sender.last_ns, self.cluster.clock.now_ns + self.delay_ns)
-        self.cluster.push(sender.last_ns, Passing(sender.other, frame))
-
     def become_unreachable(self) -> None:
         """It has just been cut off, or is down."""
         self.cut += 1
         for connection in self.connections:
-            self.cluster.push(self.cluster.clock.now_ns + SILENT_NS, LinkSilent(connection, self.cut))
+            self.cluster.push(self.cluster.clock.now_ns + SILENT_NS, LinkSilent(connection, self, self.cut))
 
     def become_reachable(self) -> None:
         """What was held arrives; an end whose other process has died hears that."""
         self.cut += 1
-        for connection in self.connections:
+        for connection in [each for each in self.connections if each.is_reachable]:
             held, connection.held = connection.held, []
             for passing in held:
                 self.cluster.push(self.cluster.clock.now_ns, passing)
@@ -448,7 +471,10 @@ class Machine(AgentHost):
         """The machine dies, or is gone."""
         if self.agent is not None:
             self.agent.kill()
-            self.agent, self.cache = None, self.cache.left()
+            self.agent, self.cache, self.accept = None, self.cache.left(), None
+            for end in [end for each in self.connections if len(each.machines) > 1 for end in each.ends]:
+                if end.loop.is_over:
+                    self.cluster.push(self.cluster.clock.now_ns + BEAT_NS, Passing(end.other, None))
 
     def on_agent_ended(self, agent: AgentProcess) -> None:
         """An agent has ended by itself; the provider starts another one if it is to have one."""
@@ -730,8 +756,8 @@ class RemoteCluster:
 
     def _pass(self, passing: Passing) -> None:
         """A frame arrives at the other end of its connection, unless the node is unreachable or the end closed."""
-        end, machine = passing.end, passing.end.connection.machine
-        if not machine.is_reachable:
+        end = passing.end
+        if not end.connection.is_reachable:
             end.connection.held.append(passing)
         elif end.is_closed:
             if passing.frame is not None and end is end.connection.to_agent and self._active[FaultKind.GHOSTS, ""]:
@@ -741,7 +767,7 @@ class RemoteCluster:
         else:
             end.loop.run(end.on_frame, passing.frame)
             if end is end.connection.to_core:
-                machine.check_cores()
+                end.connection.machines[0].check_cores()
 
     def _haunt(self, end: LinkEnd, frame: Frame) -> None:
         """A late report of a closed connection reaches the core."""
@@ -752,15 +778,17 @@ class RemoteCluster:
                 self.report(record.event)
 
     def _accepted(self, event: Accepted) -> None:
-        """A connection reaches the deciding process."""
+        """A connection reaches the deciding process, or another agent."""
         end = event.end
-        if self.accept is None or end.loop is not self.core_loop or not end.connection.machine.is_reachable:
+        accept = self.accept if end.purpose is Purpose.AGENT else end.connection.machines[1].accept
+        is_stale = end.loop is not self.core_loop if end.purpose is Purpose.AGENT else end.loop.is_over
+        if accept is None or is_stale or not end.connection.is_reachable:
             self.push(self.clock.now_ns + BEAT_NS, Passing(end.other, None))
         else:
-            end.loop.run(self.accept, end)
+            end.loop.run(accept, end)
 
     def _silent(self, event: LinkSilent) -> None:
-        machine = event.connection.machine
+        machine = event.machine
         if machine.cut == event.cut and not machine.is_reachable:
             for end in event.connection.ends:
                 end.loop.run(end.end, f"it has been silent for {SILENT_S:g} s")
@@ -831,7 +859,7 @@ class RemoteCluster:
         self.push(self.clock.now_ns + max(fault.span_ns, 1), FaultEnds(fault))
         for machine in self._machines.values():
             for connection in machine.connections:
-                if machine.is_reachable:
+                if machine.is_reachable and connection.purpose is Purpose.AGENT:
                     connection.to_agent.close()
         self.core_loop.end()
         return CoreDied()
@@ -904,8 +932,8 @@ class RemoteCluster:
             machine.downs += 1
             machine.kill_agent()
             if fault.detail % 2 == 0 and was_reachable:
-                for connection in machine.connections:
-                    connection.to_agent.loop.run(connection.to_agent.end, CLOSED)
+                for end in [end for connection in machine.connections for end in connection.ends]:
+                    end.loop.run(end.end, CLOSED)
         if was_reachable:
             machine.become_unreachable()
 

@@ -17,13 +17,14 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol, cast
 
 import msgspec
+from msgspec import Struct
 
 from sloop.actions import StartBatch
 from sloop.cuda import CudaDevice
 from sloop.errors import MachineError
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Grant
-from sloop.serve.messages import BatchDone, PairSetup, PartBatch, PassedBatch, Run, ShadowSetup, encode
+from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, encode
 from sloop.serve.node.node import LiveNode, NodeShadow, NodeWorker
 from sloop.serve.transport import CLOSED, Frame, FrameKind
 from sloop.serve.weights.sources import ModelSource
@@ -233,9 +234,80 @@ class SimulatedProcesses:
         made = self.alive[self._last] = SimulatedProcess(self, self._last)
         return made
 
+    def connect_parts(self, before: "SimulatedProcess | None", after: "SimulatedProcess | None") -> None:
+        out, into = self._pipe()
+        for end, process in ((out, before), (into, after)):
+            if process is None:
+                end.close()
+            else:
+                process.use_pipe(end, is_output=end is out)
+
+    def pipe(self, part: "SimulatedProcess", *, is_output: bool) -> "PipeEnd":
+        ours, theirs = self._pipe()
+        part.use_pipe(theirs, is_output=is_output)
+        return ours
+
+    def _pipe(self) -> "tuple[PipeEnd, PipeEnd]":
+        one, other = PipeEnd(self.loop), PipeEnd(self.loop)
+        one.other, other.other = other, one
+        return one, other
+
     async def until_gone(self, within_s: float) -> None:
         while self.alive:  # noqa: ASYNC110  # virtual time costs nothing
             await asyncio.sleep(REAP_NS / NS_PER_S)
+
+
+class _Next(Struct):
+    """A batch that a worker with a part of a model is to compute."""
+
+    batch: BatchId
+    visits: Visits
+    failure: bytes = b""
+    """If a part before has failed on it."""
+    is_part: bool = True
+    """Whether it computes only its layers."""
+
+
+class PipeEnd:
+    """One end of a pipe between a part of a model and another one, or its agent (`sloop.serve.transport.FrameLink`)."""
+
+    other: "PipeEnd"
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._came: deque[Frame | None] = deque()
+        """What nobody has taken yet; None for the end."""
+        self._on_frame: Callable[[Frame], None] | None = None
+        self._on_end: Callable[[str], None] = lambda why: None
+        self.is_closed = False
+
+    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
+        self._on_frame, self._on_end = on_frame, on_end
+        self._loop.call_at_ns(0, self._take)
+
+    def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
+        if not self.is_closed:
+            self.other._put(Frame(kind, subject, value, memoryview(b"".join(payload))))
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.other._put(None)
+
+    finish = close
+
+    def _put(self, frame: Frame | None) -> None:
+        self._came.append(frame)
+        self._loop.call_at_ns(0, self._take)
+
+    def _take(self) -> None:
+        while self._came and self._on_frame is not None and not self.is_closed:
+            frame = self._came.popleft()
+            if frame is None:
+                self.close()
+                self._on_end(CLOSED)
+            else:
+                self._on_frame(frame)
 
 
 class SimulatedProcess:
@@ -261,6 +333,10 @@ class SimulatedProcess:
         self.pair: tuple[SimulatedProcess, Worker] | None = None
         """Its shadow, and what that holds."""
         self._is_stopping = False
+        self._after_it: PipeEnd | None = None
+        self._before_it: PipeEnd | None = None
+        self._waiting: deque[_Next | None] = deque()
+        """The batches that it computes next, if it has a part of a model; None if no more come from the part before."""
         self._rest_ns = 0
         """How long loading the other layers of the model takes as a replica that starts."""
         self._acts: dict[FrameKind, Callable[[int, bytes], None]] = {
@@ -290,8 +366,19 @@ class SimulatedProcess:
     def close(self) -> None:
         self.is_over = True
 
+    def use_pipe(self, pipe: PipeEnd, *, is_output: bool) -> None:
+        """It gets its end of a pipe to or from another part."""
+        if self.is_dead:
+            pipe.close()
+        elif is_output:
+            self._after_it = pipe
+        else:
+            self._before_it = pipe
+            pipe.attach(self._on_passed, lambda why: self._expect(None))
+
     def end(self, why: str, then: Callable[[], None]) -> None:
         self.is_over = self.is_dead = True
+        self._close_pipes()
         self._loop.call_later(REAP_NS / NS_PER_S, self._reap, then)
 
     def _reap(self, then: Callable[[], None]) -> None:
@@ -307,7 +394,13 @@ class SimulatedProcess:
         """It dies, which its node hears by its socket."""
         if not self.is_dead:
             self.is_dead = True
+            self._close_pipes()
             self._soon(self._tell_end)
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._before_it, self._after_it):
+            if pipe is not None:
+                pipe.close()
 
     def _tell_end(self) -> None:
         if not self.is_over:
@@ -399,11 +492,44 @@ class SimulatedProcess:
     # Batches
 
     def _run(self, batch: int, payload: bytes) -> None:
-        self._compute(BatchId(batch), _visits_of(msgspec.msgpack.decode(payload, type=Run)), is_part=False)
+        order = msgspec.msgpack.decode(payload, type=Run)
+        if self._before_it is None:
+            self._compute(BatchId(batch), _visits_of(order), is_part=False)
+        else:  # it may compute one that passes
+            self._expect(_Next(BatchId(batch), _visits_of(order), is_part=False))
 
     def _pass(self, batch: int, payload: bytes) -> None:
-        order = msgspec.msgpack.decode(payload, type=PartBatch)
-        self._compute(BatchId(batch), _visits_of(order), is_part=True)
+        self._expect(_Next(BatchId(batch), _visits_of(msgspec.msgpack.decode(payload, type=Run))))
+
+    def _on_passed(self, frame: Frame) -> None:
+        """The part before passes on a batch."""
+        passed = msgspec.msgpack.decode(frame.payload[: frame.value], type=PassedBatch)
+        visits = msgspec.msgpack.decode(frame.payload[frame.value :], type=Visits)
+        self._expect(_Next(BatchId(frame.subject), visits, passed.failure))
+
+    def _expect(self, batch: "_Next | None") -> None:
+        self._waiting.append(batch)
+        self._compute_next()
+
+    def _compute_next(self) -> None:
+        """Compute the next batch, unless one is being computed."""
+        if self.batch is not None or not self._waiting or self.is_dead or self.is_hung:
+            return
+        found = self._waiting.popleft()
+        if found is not None and found.failure:
+            self._fail(found.batch, found.visits, found.failure, is_part=True)
+        elif found is not None:
+            self._compute(found.batch, found.visits, is_part=found.is_part)
+        else:
+            self._close_pipes()
+            if self._is_last:
+                self._say(FrameKind.DRAINED)
+        self._compute_next()
+
+    @property
+    def _is_last(self) -> bool:
+        order = self._served.order
+        return order.place == len(order.spec.shape) - 1
 
     def _compute(self, batch: BatchId, visits: Visits, *, is_part: bool) -> None:
         if self.batch is not None:
@@ -415,8 +541,7 @@ class SimulatedProcess:
         factor = 0.5 + hashed(requests[0] * 31 + size) / 512
         took_ns = round(self._mean_ns(size, is_part=is_part) * factor) << min(self._around.acts("slow node", node), 5)
         faults = self._around.faults_of(requests)
-        passes = is_part and self._served.order.place < len(self._served.order.spec.shape) - 1
-        self._after(took_ns, self._end_batch, batch, visits, took_ns, faults, passes)
+        self._after(took_ns, self._end_batch, batch, visits, took_ns, faults, is_part)
 
     def _mean_ns(self, size: int, *, is_part: bool) -> float:
         spec, service, order = self._served.spec, self._truths.service, self._served.order
@@ -429,7 +554,7 @@ class SimulatedProcess:
         return service.speed(spec.stage, spec.variant, slot).means_ns[size]
 
     def _end_batch(
-        self, batch: BatchId, visits: Visits, took_ns: int, faults: Sequence[str | None], passes: bool
+        self, batch: BatchId, visits: Visits, took_ns: int, faults: Sequence[str | None], is_part: bool
     ) -> None:
         node = self._processes.node
         if self._around.acts("lost reports", node):
@@ -443,15 +568,25 @@ class SimulatedProcess:
             self._after(EXIT_NS, self.die)
         misfits = {at: "it does not fit" for at, each in enumerate(faults) if each == "misfit"}
         if "bad request" in faults or self._around.acts("failed batches", node) or (misfits and len(visits) == 1):
-            self._say(FrameKind.FAILED, batch, 0, ModelFailure("the model raised").encode())
-            return
-        if passes:
-            places = list(range(len(visits)))
-            passed = PassedBatch(len(visits), places, [1] * len(visits), [places], [encode(visits)])
-            self._say(FrameKind.PASS, batch, took_ns, encode(passed))
-            return
-        blocks: list[Block | None] = [None if at in misfits else b"" for at in range(len(visits))]
-        self._say(FrameKind.DONE, batch, took_ns, encode(BatchDone(blocks, self._taken(visits), misfits)))
+            self._fail(batch, visits, ModelFailure("the model raised").encode(), is_part=is_part)
+        elif is_part and not self._is_last:
+            self._pass_on(batch, visits, b"")
+        else:
+            blocks: list[Block | None] = [None if at in misfits else b"" for at in range(len(visits))]
+            self._say(FrameKind.DONE, batch, took_ns, encode(BatchDone(blocks, self._taken(visits), misfits)))
+        self._compute_next()
+
+    def _fail(self, batch: BatchId, visits: Visits, failure: bytes, *, is_part: bool) -> None:
+        if is_part and not self._is_last:
+            self._pass_on(batch, visits, failure)
+        else:
+            self._say(FrameKind.FAILED, batch, 0, failure)
+
+    def _pass_on(self, batch: BatchId, visits: Visits, failure: bytes) -> None:
+        record = encode(PassedBatch(len(visits), [], [], [], {}, (), (), failure=failure))
+        if self._after_it is not None:
+            self._after_it.send(FrameKind.PASS, batch, len(record), [record, encode(visits)])
+        self._say(FrameKind.PASS, batch)
 
     def _taken(self, visits: Visits) -> tuple[tuple[int, ...], ...]:
         """The edges that the requests of a batch take."""
@@ -468,10 +603,7 @@ class SimulatedProcess:
         self._after(length_ns, self._say, FrameKind.COMPLETED)
 
 
-def _visits_of(order: PartBatch) -> Visits:
-    if isinstance(order, PassedBatch):
-        assert isinstance(order.tensors[0], bytes)
-        return msgspec.msgpack.decode(order.tensors[0], type=Visits)
+def _visits_of(order: Run) -> Visits:
     return [msgspec.msgpack.decode(block, type=tuple[int, int]) for block in order.blocks if isinstance(block, bytes)]
 
 

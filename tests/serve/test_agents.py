@@ -41,13 +41,12 @@ from sloop.serve.cluster.agent import (
     AgentReport,
     AgentSetup,
     BatchFinished,
-    BatchPassed,
     BatchRaised,
     Endpoints,
     FromAgent,
     LearnStages,
     NodeOrder,
-    PartUnreached,
+    PipelineDrained,
     RunBatch,
     SparesReport,
     ToAgent,
@@ -55,7 +54,7 @@ from sloop.serve.cluster.agent import (
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import Close, Free, PassedBatch, Run
+from sloop.serve.messages import Close, Free, Run
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -383,8 +382,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
     "weights that nobody has ordered": lambda own, _: [AgentReport(Transferred(TransferId(0), "one"))],
-    "passed on by no part": lambda own, _: [BatchPassed(BATCH, A, PassedBatch(2, [0, 1], [1, 1], [[0, 1]], [b"x"]))],
-    "no part to reach": lambda own, _: [PartUnreached(BATCH, A, "no route")],
+    "no part is drained": lambda own, _: [PipelineDrained(A)],
     "completed though no part": lambda own, _: [AgentReport(WorkerCompleted(A))],
 }
 

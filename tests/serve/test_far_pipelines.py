@@ -20,6 +20,7 @@ from msgspec import structs
 from onnx import numpy_helper
 
 from sloop.actions import Evict, StartWorker, StopWorker, Transfer
+from sloop.errors import MachineError
 from sloop.events import (
     BatchFailed,
     BatchLost,
@@ -36,22 +37,23 @@ from sloop.events import (
 )
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.cluster import agent as module
-from sloop.serve.cluster import agents
 from sloop.serve.cluster.agent import (
     Agent,
     AgentReport,
     AgentSetup,
-    BatchPassed,
     CompleteWorker,
+    ConnectParts,
     FromAgent,
+    PipelineDrained,
     RunBatch,
 )
 from sloop.serve.cluster.agents import AgentBackend
-from sloop.serve.messages import CutBlock, PassedBatch, Run
-from sloop.serve.network import BlockClient, BlockLost
+from sloop.serve.messages import CutBlock, Run
+from sloop.serve.network import BlockClient, NetworkLink, Purpose, connect
 from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import CutModel, Servable
+from sloop.serve.transport import FrameKind
 from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.peers import KnownFile
 from sloop.serve.weights.sources import Patience
@@ -74,11 +76,11 @@ from sloop.vocabulary import (
 from tests.hosts import is_running
 from tests.joining import JoiningNodes, Memory
 from tests.serve.rig import run_of, wirings_of
-from tests.serve.test_agents import BATCH, block, finished, fleet
+from tests.serve.test_agents import BATCH, finished, fleet
 from tests.serve.test_agents import play as play_fleet
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, until
-from tests.serve.test_pipelines import A, B, C, check_equal, inputs, model, servable
+from tests.serve.test_pipelines import A, B, C, check_equal, inputs, model, note_passed, servable
 
 __all__ = ["model"]  # a fixture
 pytestmark = pytest.mark.live
@@ -220,6 +222,10 @@ class Rig:
 
     def pipeline(self, replica: ReplicaId) -> Any:
         return self.backend._workers[replica].pipeline
+
+    def passed(self) -> list[tuple[ReplicaId, int]]:
+        """Fills with what parts say that they have passed on."""
+        return note_passed(*map(self.local, self.agents))
 
     async def check_nothing_left(self) -> None:
         """All blocks of agents are free, in the deciding process and in the agents."""
@@ -442,20 +448,21 @@ def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], No
 def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], None], model: Path) -> None:
     async def scene(rig: Rig) -> None:
         await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
-        pipeline = rig.pipeline(A)
-        stopped = rig.pid(C)
+        stopped, passed = rig.pid(C), rig.passed()
         os.kill(stopped, signal.SIGSTOP)
         rig.run(1, A, 16)
-        await until(lambda: pipeline.computes(2, 1))
+        await until(lambda: passed == [(A, 1), (B, 1)])
         os.kill(rig.pid(B), signal.SIGSTOP)
         rig.run(2, C, 16)
         rig.run(3, B, 16)
-        await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
+        await until(lambda: passed[2:] == [(A, 2), (A, 3)])
         os.kill(rig.pid(B), signal.SIGKILL)
         assert await rig.ear.hear(WorkerLost) == WorkerLost(B, "its process was killed by SIGKILL")
-        assert rig.said(BatchLost) == [BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")]
+        assert not rig.said(BatchLost), "nobody knows yet where it is"
         os.kill(stopped, signal.SIGCONT)
-        await rig.finished(1)
+        lost = BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
+        assert await rig.ear.hear(BatchLost) == lost
+        assert [event.batch for event in rig.said(Finished)] == [1]
         check(model, 1, 16, await rig.ear.answer(rig, 1))
         await rig.completed(A, C)
         rig.run(4, A, 5)
@@ -469,96 +476,118 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], 
     play(scene)
 
 
-def test_an_agent_that_dies_takes_what_only_its_node_has(play: Callable[[Scene], None], model: Path) -> None:
-    """The next part has not fetched the tensors yet: its batch is lost too, and the part serves on by itself."""
+def test_an_agent_that_dies_takes_what_its_node_has(play: Callable[[Scene], None], model: Path) -> None:
+    """What has come from it finishes."""
 
     async def scene(rig: Rig) -> None:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
-        pipeline = rig.pipeline(A)
-        fetch, gate = BlockClient.fetch, asyncio.Event()
-
-        async def held(self: BlockClient, block: Address, memory: memoryview) -> None:
-            await gate.wait()
-            await fetch(self, block, memory)
-
-        BlockClient.fetch = held  # type: ignore[method-assign]
-        try:
-            rig.run(1, B, 16)
-            await until(lambda: pipeline.computes(1, 1))
-            await rig.die(ONE)
-            gate.set()
-        finally:
-            BlockClient.fetch = fetch  # type: ignore[method-assign]
-        assert [event.worker for event in rig.said(WorkerLost)] == [A]
-        assert rig.said(BatchLost) == [BatchLost(BatchId(1), B, "replica 1, another part of its pipeline, is lost")]
-        await rig.completed(B)
-        rig.run(2, B, 16)
-        await rig.finished(1)
-        check(model, 2, 16, await rig.ear.answer(rig, 2))
-        await asyncio.sleep(0)
-        assert [event.worker for event in rig.said(WorkerLost)] == [A]
-        await rig.check_nothing_left()
-
-    play(scene)
-
-
-def test_a_part_whose_node_cannot_reach_the_one_before_ends(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both nodes reach the deciding process."""
-    monkeypatch.setattr(agents, "UNREACHED_S", 0.05)
-
-    async def cut(self: BlockClient, block: Address, memory: memoryview) -> None:
-        raise BlockLost("no route to host")
-
-    async def scene(rig: Rig) -> None:
-        await rig.started((0, 2, 4), {A: ONE, B: TWO})
-        with monkeypatch.context() as patch:
-            patch.setattr(BlockClient, "fetch", cut)
-            rig.run(1, A, 16)
-            gone = await rig.ear.hear(WorkerLost)
-        assert gone == WorkerLost(B, "the node of the part before it cannot be reached: no route to host")
-        assert rig.said(BatchLost) == [BatchLost(BatchId(1), A, "replica 2, another part of its pipeline, is lost")]
-        await rig.completed(A)
+        passed = rig.passed()
+        stopped = rig.pid(B)
+        os.kill(stopped, signal.SIGSTOP)
+        rig.run(1, B, 16)
+        await until(lambda: passed == [(A, 1)])
+        os.kill(rig.pid(A), signal.SIGSTOP)
         rig.run(2, A, 16)
+        await rig.die(ONE)
+        assert [event.worker for event in rig.said(WorkerLost)] == [A]
+        os.kill(stopped, signal.SIGCONT)
         await rig.finished(1)
-        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        await rig.completed(B)
+        rig.run(3, B, 16)
+        await rig.finished(2)
+        check(model, 3, 16, await rig.ear.answer(rig, 3))
+        assert rig.lost == rig.said(WorkerLost)
+        assert len(rig.lost) == 1
         await rig.check_nothing_left()
 
     play(scene)
 
 
-def test_a_batch_waits_for_no_lost_one_whose_tensors_do_not_come(
+def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
     play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody wants the first batch any more, so its part does not end; but the next one is wanted."""
-    monkeypatch.setattr(agents, "UNREACHED_S", 0.05)
+    """Both nodes reach the deciding process, and no part is lost."""
+
+    async def cut(endpoint: Any, token: bytes, purpose: Purpose, **named: Any) -> Any:
+        if purpose is Purpose.PARTS:
+            raise MachineError("no route to host")
+        return await connect(endpoint, token, purpose, **named)
+
+    monkeypatch.setattr(module.AgentHost, "connect", staticmethod(cut))
 
     async def scene(rig: Rig) -> None:
-        await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
-        pipeline, gate, fetch, failures = rig.pipeline(A), asyncio.Event(), BlockClient.fetch, iter((True,))
-        session = rig.agents[THREE]._session
-        assert session is not None
-        last = session._blocks
-
-        async def cut(self: BlockClient, block: Address, memory: memoryview) -> None:
-            if self is last and next(failures, False):
-                await gate.wait()
-                raise BlockLost("connection reset")
-            await fetch(self, block, memory)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(BlockClient, "fetch", cut)
-            rig.run(1, A, 16)
-            rig.run(2, B, 16)
-            await until(lambda: pipeline.computes(2, 1) and len(pipeline._waiting[2]) == 1)
-            os.kill(rig.pid(A), signal.SIGKILL)
-            await rig.ear.hear(WorkerLost)
-            gate.set()
-            await rig.finished(1)
-        check(model, 2, 16, await rig.ear.answer(rig, 2))
-        assert [event.worker for event in rig.said(WorkerLost)] == [A]
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.run(1, A, 16)
+        await rig.ear.hear(BatchLost)
+        rig.run(2, B, 16)
+        await rig.ear.hear(BatchLost, count=2)
+        own = {each.batch: each for each in rig.said(BatchLost)}
+        assert {each.replica for each in own.values()} == {A, B}
+        await rig.completed(A, B)
+        for batch, replica in ((3, A), (4, B)):
+            rig.run(batch, replica, 16)
+        await rig.finished(2)
+        for batch in (3, 4):
+            check(model, batch, 16, await rig.ear.answer(rig, batch))
+        assert len(rig.lost) == 2
         await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_part(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[NetworkLink] = []
+
+    async def noted(endpoint: Any, token: bytes, purpose: Purpose, **named: Any) -> NetworkLink:
+        links.append(await connect(endpoint, token, purpose, **named))
+        return links[-1]
+
+    monkeypatch.setattr(module.AgentHost, "connect", staticmethod(noted))
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.run(1, A, 16)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        stopped = rig.pid(A)
+        os.kill(stopped, signal.SIGSTOP)
+        rig.run(2, B, 16)
+        [link] = [link for link in links if link.purpose is Purpose.PARTS]
+        assert link._transport is not None
+        link._transport.abort()
+        why = "two parts of its pipeline cannot reach each other"
+        assert await rig.ear.hear(BatchLost) == BatchLost(BatchId(2), B, why)
+        os.kill(stopped, signal.SIGCONT)
+        await rig.completed(A, B)
+        rig.run(3, A, 16)
+        await rig.finished(2)
+        check(model, 3, 16, await rig.ear.answer(rig, 3))
+        assert rig.lost == rig.said(BatchLost)
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("subject", [7, 1])
+def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene], None], subject: int) -> None:
+    """Also who asks for what another one has: that costs nobody anything."""
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.run(1, A, 2)
+        await rig.finished(1)
+        placed = rig.backend._workers[A]
+        stranger = await connect(placed.agent.hello.endpoint, TOKEN, Purpose.PARTS)
+        ends: list[str] = []
+        stranger.attach(lambda frame: None, ends.append)
+        stranger.send(FrameKind.CONNECT, subject)
+        await until(lambda: bool(ends))
+        rig.run(2, A, 2)
+        await rig.finished(2)
+        assert rig.lost == []
 
     play(scene)
 
@@ -574,10 +603,9 @@ def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Sce
         await rig.ear.hear(WorkerCompleted)
         [hanging] = rig.local(TWO).workers.values()
         await until(lambda: hanging.section is not None and hanging.section.is_completing)
-        began = hanging.timer
-        assert began is not None
+        passed = rig.passed()
         rig.run(1, A, 16)
-        await until(lambda: rig.pipeline(A).computes(1, 1) and hanging.timer is not began)
+        await until(lambda: passed == [(A, 1)])
         rig.local(TWO)._start_s_max = 0.1
         rig.local(TWO)._watch_completion(hanging)
         gone = await rig.ear.hear(WorkerLost)
@@ -606,11 +634,11 @@ def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
 ) -> None:
     async def scene(rig: Rig) -> None:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
-        pid = rig.pid(B)
+        pid, passed = rig.pid(B), rig.passed()
         await rig.completed(B)
         os.kill(pid, signal.SIGSTOP)
         rig.run(1, A, 16)
-        await until(lambda: rig.pipeline(A).computes(1, 1))
+        await until(lambda: passed == [(A, 1)])
         os.kill(rig.pid(A), signal.SIGKILL)
         await rig.ear.hear(WorkerLost)
         rig.run(2, B, 16)
@@ -805,24 +833,17 @@ def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(play: Callable[
 CUT = Servable("/not/here.onnx", BYTES, cut=CutModel((CutBlock("a", (), (), ()), CutBlock("b", (), (), ())), {}, 4))
 
 
-def passed(tensors: Sequence[Block] = (b"x",), visits: int = 2, **others: Any) -> BatchPassed:  # fields
-    record = PassedBatch(visits, list(range(visits)), [1] * visits, [[*range(visits)]], [*tensors])
-    return structs.replace(BatchPassed(BATCH, A, record), **others)
-
-
-LIES: dict[str, Callable[[int, int], FromAgent]] = {
-    "another batch": lambda own, _: passed(batch=BatchId(6)),
-    "a part of another node": lambda own, _: passed(replica=B),
-    "a block of another agent": lambda own, other: passed([block(other)]),
-    "a block of the server": lambda own, _: passed([block(0)]),
-    "other visits": lambda own, _: passed(visits=3),
-    "too few tensors": lambda own, _: passed([]),
-    "finished with the first layers": lambda own, _: finished(),
+LIES: dict[str, FromAgent] = {
+    "a part of another node": finished(replica=B),
+    "finished with the first layers": finished(),
+    "finished with another batch": finished(batch=BatchId(6)),
+    "drained as the first part": PipelineDrained(A),
+    "drained as a part of another node": PipelineDrained(B),
 }
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int], FromAgent]) -> None:
+def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: FromAgent) -> None:
     async def scene() -> None:
         async with fleet() as here:
             here.backend.learn({("stage", "cut"): CUT}, {}, threads_prepared=1)
@@ -834,10 +855,11 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callabl
                 await fake.hear(StartWorker)
                 fake.send(AgentReport(WorkerReady(replica)))
             await here.ear.hear(WorkerReady, count=2)
+            assert await liar.hear(ConnectParts) == ConnectParts(A, B, (HOST, 1))
             await liar.hear(CompleteWorker)
             here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
             assert (await liar.hear(RunBatch)).is_part
-            liar.send(lie(liar.holder, other.holder))
+            liar.send(lie)
             await until(lambda: bool(liar.ends))
             assert [name for name, _ in here.lost()] == [ONE]
             assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,16 +38,15 @@ from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.control.loading import loadable
-from sloop.serve.messages import PartBatch, PassedBatch, Run
+from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.node.node import LiveNode
 from sloop.serve.node.pipelines import ProcessPipeline
-from sloop.serve.pipelines import PartRuntime
+from sloop.serve.pipelines import PartPipes, PartRuntime
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
 from sloop.serve.server import check_nodes
 from sloop.serve.shadows import CutRuntime
-from sloop.serve.transport import ProtocolError
-from sloop.shared_memory import Address
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
@@ -248,117 +248,195 @@ def test_a_part_cannot_serve_alone_until_it_has_all_layers(model: Path, tmp_path
     check_equal(y, model, inputs(5))
 
 
-# Where batches are
+# Pipes between parts
+
+
+Piped = tuple[PartPipes, PartPipes]
+
+
+@pytest.fixture
+def piped() -> Iterator[Piped]:
+    """The pipes of two parts that follow each other."""
+    one, other = PartPipes(is_last=False), PartPipes(is_last=True)
+    out, into = socket.socketpair()
+    with out, into:
+        one.connect(ProcessChannel(out), is_output=True)
+        other.connect(ProcessChannel(into), is_output=False)
+        yield one, other
+
+
+BATCH = PassedBatch(3, [0, 2], [1, 4], [[0], [1]], {1: "it does not fit"}, (), (), took_ns=7)
+
+
+def test_a_batch_comes_through_a_pipe_as_it_was_passed_on(piped: Piped) -> None:
+    one, other = piped
+    passes = [[Tensor("FP32", (1, 3), b"abcdefghijkl"), Tensor("UINT8", (5,), b"12345")], [Tensor("BYTES", (0,), b"")]]
+    one.pass_on(5, BATCH, passes)
+    one.pass_on(6, structs.replace(BATCH, failure=b"why"), [])
+    frame = other.take()
+    assert frame is not None
+    assert frame.subject == 5
+    batch, tensors = other.read(frame)
+    assert structs.replace(batch, sizes=[]) == BATCH
+    assert [[(each.datatype, each.shape, bytes(each.data)) for each in own] for own in tensors] == [
+        [(each.datatype, each.shape, bytes(each.data)) for each in own] for own in passes
+    ]
+    base = np.frombuffer(frame.payload, np.uint8).ctypes.data
+    starts = [np.frombuffer(each.data, np.uint8).ctypes.data - base for each in tensors[0]]
+    assert [start % 64 for start in starts] == [0, 0]
+    failed = other.take()
+    assert failed is not None
+    assert other.read(failed)[0].failure == b"why"
+
+
+@pytest.mark.parametrize("sent", [b"", b"SL", b"nonsense" * 8])
+def test_a_pipe_ends_with_the_worker_before_also_within_a_batch(piped: Piped, sent: bytes) -> None:
+    """The worker after gets no more batches either."""
+    one, other = piped
+    assert one.after is not None
+    one.after._sock.sendall(sent)
+    one.after.close()
+    following, last = socket.socketpair()
+    with following, last:
+        other.connect(ProcessChannel(following), is_output=True)
+        assert other.take() is None
+        assert other.before is None
+        assert last.recv(1) == b""
+        other.pass_on(1, BATCH, [])
+
+
+def test_a_batch_ends_where_the_next_worker_has_ended(piped: Piped) -> None:
+    one, other = piped
+    assert other.before is not None
+    other.before.close()
+    for _ in range(2):
+        one.pass_on(1, BATCH, [])
+    assert one.after is None
+
+
+# Which batches are under way
 
 
 ONE_VISIT = Run(1, [])
 
 
 class Orders:
-    """A backend that counts what a pipeline holds, and what each worker was told and has not answered."""
+    """A backend with workers that pass batches on: those at each of them, in order, and those that are on the way."""
 
-    def __init__(self) -> None:
-        self.held: list[int] = []
-        self.at: dict[ReplicaId, list[BatchId]] = {}
+    def __init__(self, places: int) -> None:
+        self.pipes: list[list[BatchId] | None] = [[], *[None] * (places - 1)]
+        """What is before each worker; None without a pipe."""
+        self.dead: set[int] = set()
+        self.ended: list[BatchId] = []
         self.lost: list[BatchId] = []
         self.completing: list[ReplicaId] = []
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
-        self.at.setdefault(replica, []).append(batch)
+    def advance(self, pipeline: ProcessPipeline, place: int) -> None:
+        """A worker computes what comes next, or finds that nothing comes any more."""
+        own, is_last = self.pipes[place], place == len(self.pipes) - 1
+        if place in self.dead or own is None:
+            return
+        following = None if is_last else self.pipes[place + 1]
+        if not own:
+            if place and (place - 1 in self.dead or self.pipes[place - 1] is None):
+                self.pipes[place] = None
+                if is_last:
+                    pipeline.on_drained(place)
+            return
+        batch = own.pop(0)
+        if is_last and pipeline.answered(place, batch, is_done=True) is not None:
+            self.ended.append(batch)
+        elif following is not None:
+            following.append(batch)
+
+    def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
+        assert after == before + 1
+        assert self.pipes[after] is None
+        self.pipes[after] = []
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run) -> None:
+        assert replica == 0, "all enter at the first part"
+        assert self.pipes[0] is not None
+        self.pipes[0].append(batch)
 
     def complete_part(self, replica: ReplicaId) -> None:
         self.completing.append(replica)
-
-    def free_block(self, block: Address) -> None:
-        self.held.remove(block.offset)
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
         self.lost.append(batch)
 
 
 @given(places=st.integers(2, 4), steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=60))
-def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequence[tuple[int, int]]) -> None:
-    """Whatever the order in which batches begin, workers answer, fail and die."""
-    orders = Orders()
+def test_every_batch_ends_once(places: int, steps: Sequence[tuple[int, int]]) -> None:
+    """Whatever the order in which batches begin, workers pass them on, fail and die: what a dead worker has passed on
+    finishes, and the rest is lost."""
+    orders = Orders(places)
     pipeline = ProcessPipeline(places, orders)
     pipeline.members |= {place: ReplicaId(place) for place in range(places)}
     for place in range(places):
         pipeline.on_part_ready(place)
     begun: list[tuple[BatchId, ReplicaId]] = []
-    ended: list[BatchId] = []
-    dead: set[int] = set()
-    blocks = iter(range(1000))
-
-    def answer(place: int, *, fails: bool) -> None:
-        batch = orders.at[ReplicaId(place)].pop(0)
-        is_last = place == places - 1
-        if not fails and not is_last:
-            block = Address(7, next(blocks), 1)
-            passed = PassedBatch(1, [0], [1], [[0]], [block])
-            pipeline.passed_on(place, batch, 1, passed, lambda block: orders.held.append(block.offset))
-        elif (found := pipeline.answered(place, batch, 1, is_done=not fails)) is not None:
-            ended.append(found.id)
-            assert found.took_ns == place + 1
+    ended, dead = orders.ended, orders.dead
+    to_finish: set[BatchId] = set()
 
     def open_of(replica: int) -> list[BatchId]:
         return [batch for batch, owner in begun if owner == replica and batch not in (*ended, *orders.lost)]
 
-    for step_count, (step, which) in enumerate([*steps, *[(0, at) for _ in range(40) for at in range(places)]]):
+    for step, which in [*steps, *[(0, at) for _ in range(40) for at in range(places)]]:
         place = which % places
         if 6 <= step <= 8 and not open_of(place) and not pipeline.is_broken:
             begun.append((BatchId(len(begun)), ReplicaId(place)))
             assert pipeline.takes(place, begun[-1][0], ONE_VISIT)
         elif step == 9 and place not in dead:
             dead.add(place)
-            orders.at.pop(ReplicaId(place), None)
-            pipeline.lose(place, has_memory=step_count % 2 == 0)
-        elif orders.at.get(ReplicaId(place)):
-            answer(place, fails=step == 5)
-        assert all(len(told) <= 1 for told in orders.at.values()), "one batch for each worker"
-    assert orders.held == []
+            behind = {batch for own in orders.pipes[place + 1 :] for batch in own or ()}
+            to_finish = behind if len(dead) == 1 else to_finish & behind
+            pipeline.lose(place)
+        else:
+            orders.advance(pipeline, place)
     assert len(ended + orders.lost) == len(set(ended + orders.lost))
     left = {owner for batch, owner in begun if batch not in (*ended, *orders.lost)}
     assert left <= dead, "a replica's loss is that of its batch"
     assert not orders.lost or dead
+    assert not {batch for batch in to_finish if begun[batch][1] not in dead} & set(orders.lost)
     assert sorted(orders.completing) == list(range(places)), "when all have their parts"
 
 
 def test_a_worker_answers_only_what_it_was_told() -> None:
-    orders = Orders()
+    orders = Orders(2)
     pipeline = ProcessPipeline(2, orders)
-    pipeline.members |= {0: A, 1: B}
+    pipeline.members |= {0: ReplicaId(0), 1: ReplicaId(1)}
     pipeline.on_part_ready(0)
-    assert orders.completing == []
+    assert (orders.completing, orders.pipes[1]) == ([], None)
     with pytest.raises(ProtocolError, match="not told to complete"):
         pipeline.on_completed(0)
+    pipeline.on_part_ready(1)
+    assert (orders.completing, orders.pipes[1]) == ([0, 1], [])
     assert pipeline.takes(1, BatchId(3), ONE_VISIT)
-    with pytest.raises(ProtocolError, match="passes on batch 4"):
-        pipeline.passed_on(0, 4, 1, PassedBatch(1, [], [], [], []), orders.free_block)
-    with pytest.raises(ProtocolError, match="a batch of 1 visits is passed on with 2"):
-        pipeline.passed_on(0, 3, 1, PassedBatch(2, [], [], [], []), orders.free_block)
-    for places, tensors in (([0], []), ([], [b"small"])):
-        with pytest.raises(ProtocolError, match="batch 3 is passed on without some of its tensors"):
-            pipeline.passed_on(0, 3, 1, PassedBatch(1, places, [], [], [*tensors]), orders.free_block)
-    with pytest.raises(ProtocolError, match="not the last one"):
-        pipeline.answered(0, 3, 1, is_done=True)
+    assert not pipeline.has(4)
+    with pytest.raises(ProtocolError, match="part 0 of its model is not the last one"):
+        pipeline.answered(0, BatchId(3), is_done=True)
+    with pytest.raises(ProtocolError, match=r"part 0 .* is not the last one"):
+        pipeline.on_drained(0)
+    assert pipeline.answered(0, BatchId(3), is_done=False) == 1, "its tensors have not come to the first part"
+    assert pipeline.answered(1, BatchId(3), is_done=True) is None, "it has ended already"
 
 
-def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
-    """The next worker has yet to read it there, perhaps; tensors that travel in messages are not."""
-    for tensors, has_memory, expected in (
-        ([Address(7, 0, 1)], False, [BatchId(1)]),
-        ([Address(7, 0, 1)], True, []),
-        ([b"small"], False, []),
-    ):
-        orders = Orders()
-        pipeline = ProcessPipeline(2, orders)
-        pipeline.members |= {0: A, 1: B}
-        pipeline.on_part_ready(0)
-        pipeline.on_part_ready(1)
-        assert pipeline.takes(1, BatchId(1), ONE_VISIT)
-        pipeline.passed_on(0, 1, 1, PassedBatch(1, [0], [1], [[0]], [*tensors]), lambda block: None)
-        pipeline.lose(0, has_memory=has_memory)
-        assert orders.lost == expected
+def test_a_pipe_that_breaks_loses_what_has_not_passed_it_and_no_part() -> None:
+    orders = Orders(2)
+    pipeline = ProcessPipeline(2, orders)
+    pipeline.members |= {0: ReplicaId(0), 1: ReplicaId(1)}
+    pipeline.on_part_ready(0)
+    pipeline.on_part_ready(1)
+    assert pipeline.takes(0, BatchId(3), ONE_VISIT)
+    assert pipeline.takes(1, BatchId(4), ONE_VISIT)
+    assert pipeline.answered(1, BatchId(3), is_done=True) == 0
+    pipeline.on_drained(1)
+    assert orders.lost == [4]
+    assert pipeline.takes(0, BatchId(5), ONE_VISIT)
+    assert orders.lost == [4, 5], "the core does not know yet"
+    pipeline.on_completed(0)
+    assert not pipeline.takes(0, BatchId(6), ONE_VISIT)
 
 
 # Live processes
@@ -400,15 +478,23 @@ def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
     check_equal(got, model, inputs(rows, batch))
 
 
-def pipeline_of(backend: LiveNode) -> ProcessPipeline:
-    section = backend.workers[A].section
-    assert section is not None
-    assert section.pipeline is not None
-    return section.pipeline
+def note_passed(*nodes: LiveNode) -> list[tuple[ReplicaId, int]]:
+    """Fills with what parts say that they have passed on."""
+    passed: list[tuple[ReplicaId, int]] = []
+    for number, worker in [pair for node in nodes for pair in node.workers.items()]:
+        assert worker.process is not None
+
+        def on_frame(frame: Frame, number: ReplicaId = number, told: Any = worker.process.on_frame) -> None:
+            if frame.kind is FrameKind.PASS:
+                passed.append((number, frame.subject))
+            told(frame)
+
+        worker.process.on_frame = on_frame
+    return passed
 
 
 def check_no_blocks(backend: LiveNode, *replicas: ReplicaId) -> None:
-    """What workers have written for each other is free; answers were small."""
+    """Workers write no blocks for each other, and answers were small."""
     processes = [backend.workers[replica].process for replica in replicas]
     arenas = [process.arena for process in processes if process is not None]
     assert [arena.blocks for arena in arenas] == [0] * len(replicas)
@@ -475,22 +561,20 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
         start(backend, (0, 1, 2, 4), A, B, C)
         await ear.hear(WorkerReady, count=3)
         os.kill(pid_of(backend, C), signal.SIGSTOP)
+        passed = note_passed(backend)
         run(backend, 1, A, 16)
-        pipeline = pipeline_of(backend)
-        assert pipeline is not None
-        await until(lambda: pipeline.computes(2, 1))
+        await until(lambda: passed == [(A, 1), (B, 1)])
         os.kill(pid_of(backend, B), signal.SIGSTOP)
         run(backend, 2, C, 16)
         run(backend, 3, B, 16)
-        await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
+        await until(lambda: passed[2:] == [(A, 2), (A, 3)])
         os.kill(pid_of(backend, B), signal.SIGKILL)
         gone = await ear.hear(WorkerLost)
         assert gone == WorkerLost(B, "its process was killed by SIGKILL")
-        assert [event for event in lost(ear) if isinstance(event, BatchLost)] == [
-            BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
-        ]
+        assert not [event for event in lost(ear) if isinstance(event, BatchLost)], "nobody knows yet where it is"
         os.kill(pid_of(backend, C), signal.SIGCONT)
-        await ear.hear(Finished)
+        assert await ear.hear(BatchLost) == BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
+        assert [event.batch for event in ear.events if isinstance(event, Finished)] == [1]
         check(ear, 1, model, 16)
         held(backend)
         await ear.hear(WorkerCompleted, count=2)
@@ -521,10 +605,9 @@ def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         os.kill(pid_of(backend, B), signal.SIGSTOP)
+        passed = note_passed(backend)
         run(backend, 1, A, 16)
-        pipeline = pipeline_of(backend)
-        assert pipeline is not None
-        await until(lambda: pipeline.computes(1, 1))
+        await until(lambda: passed == [(A, 1)])
         os.kill(pid_of(backend, A), signal.SIGKILL)
         await ear.hear(WorkerLost)
         os.kill(pid_of(backend, B), signal.SIGCONT)

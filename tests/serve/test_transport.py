@@ -41,7 +41,8 @@ def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
             ours, theirs = socket_pair()
             frames: list[Frame] = []
             ends: list[str] = []
-            link = ProcessLink(asyncio.get_running_loop(), ours, frames.append, ends.append)
+            link = ProcessLink(asyncio.get_running_loop(), ours)
+            link.attach(frames.append, ends.append)
             with theirs:
                 try:
                     await asyncio.wait_for(scene(link, theirs, frames, ends), 10)

@@ -163,7 +163,7 @@ class PairSetup(Struct, frozen=True, array_like=True):
     """How long it may take for its rows of a batch before it counts as hanging."""
 
 
-class Run(Struct, frozen=True, array_like=True, tag=1, gc=False):
+class Run(Struct, frozen=True, array_like=True, gc=False):
     """A batch: what a worker needs to assemble the inputs of each visit."""
 
     visits: int
@@ -194,8 +194,8 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     """See `sloop.events.Finished`."""
 
 
-class PassedBatch(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """A batch between two parts of a model."""
+class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
+    """A batch between two parts of a model. Its tensors follow it (`sloop.serve.pipelines.PartPipes`)."""
 
     visits: int
     """Of the whole batch."""
@@ -205,17 +205,17 @@ class PassedBatch(Struct, frozen=True, array_like=True, tag=2, gc=False):
     """The number of rows of each of these visits."""
     passes: list[list[int]]
     """Those of each forward pass, by their index in `places`."""
-    tensors: list[Block]
-    """For each pass, all tensors that cross the cut, in the order of `CutBlock.crossing`."""
-    faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
+    faults: dict[int, str]
     """See `BatchDone`."""
-    outputs: tuple[tuple[int, ...], ...] = ()
-    pieces: tuple[Piece | None, ...] = ()
+    outputs: tuple[tuple[int, ...], ...]
+    pieces: tuple[Piece | None, ...]
     """See `Run`."""
-
-
-PartBatch = Run | PassedBatch
-"""What a part of a model is given to run: the first one a `Run`, the others what the part before has passed on."""
+    sizes: list[int] = []  # msgspec creates a new list for each instance
+    """For each pass, the bytes of a block of all tensors that cross the cut, in the order of `CutBlock.crossing`."""
+    took_ns: int = 0
+    """In the parts before."""
+    failure: bytes = b""
+    """A `ModelFailure`, encoded, if one of them has failed on it; then there are no tensors."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also unions, which are no types

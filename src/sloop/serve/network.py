@@ -144,6 +144,8 @@ class Purpose(IntEnum):
     """Blocks are fetched, from an agent or the deciding process."""
     WEIGHTS = 3
     """Files of models are fetched from an agent."""
+    PARTS = 4
+    """What a part of a model passes on is brought to the next part, from an agent."""
 
 
 class NetworkLink(asyncio.BufferedProtocol):

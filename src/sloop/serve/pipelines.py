@@ -1,9 +1,9 @@
 """Parts of a model in worker processes: the runtime of a worker that starts with some layers and loads the rest later.
 
-A batch passes the workers of a pipeline in the order of their layers. Each worker writes the tensors that the next one
-needs, into shared memory if they are large, and the deciding process passes on their addresses
-(`sloop.serve.node.pipelines`). So workers do not know each other, and a worker that dies leaves no state in the
-others. A worker that has all layers serves like any other.
+A batch passes the workers of a pipeline in the order of their layers, from each to the next through a *pipe*, a socket
+that their node has given them (`sloop.serve.node.pipelines` says what for). What passes is in the sockets or in one
+worker, and nowhere else, so nobody has to free it. A worker takes the next batch from its pipe when it has passed on
+the one before, and waits while the next worker does not read. A worker that has all layers serves like any other.
 
 Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our specification.
 """
@@ -11,12 +11,17 @@ Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our speci
 import contextlib
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from sloop.errors import MachineError
 from sloop.profile.model import Places, zeros
-from sloop.serve.messages import CutBlock
+from sloop.serve.blocks import block_parts, tensors_in
+from sloop.serve.messages import CutBlock, PassedBatch, decoder, encode
 from sloop.serve.processes import run_aside
 from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected
 from sloop.serve.shadows import CutRuntime
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.shared_memory import ALIGNMENT, Buffer
 from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 
 
@@ -110,3 +115,64 @@ class PartRuntime(CutRuntime):
     def outputs(self, known: Mapping[str, Array]) -> list[Array]:
         """The outputs of the model in its order, for the last part."""
         return [known[port.name] for port in self._signature.outputs]
+
+
+class PartPipes:
+    """The pipes of a worker to those with the layers before and after its own."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        self.is_last = is_last
+        """Whether no worker is after it."""
+        self.before: ProcessChannel | None = None
+        self.after: ProcessChannel | None = None
+        self._decode = decoder(PassedBatch).decode
+
+    def connect(self, pipe: ProcessChannel, *, is_output: bool) -> None:
+        """Use a pipe."""
+        if is_output:
+            self.after = pipe
+        else:
+            self.before = pipe
+
+    def take(self) -> Frame | None:
+        """The next batch from the worker before; None when that has ended, also within a batch. Then the worker after
+        gets no more batches either."""
+        assert self.before is not None, "a worker without a pipe takes no batch from it"
+        with contextlib.suppress(OSError, ProtocolError):
+            frame = self.before.receive()
+            if frame is not None:
+                return frame
+        for pipe in (self.before, self.after):
+            if pipe is not None:
+                pipe.close()
+        self.before = self.after = None
+        return None
+
+    def pass_on(self, batch: int, passed: PassedBatch, passes: Sequence[Sequence[Tensor]]) -> None:
+        """Give a batch to the worker after, with the tensors of each forward pass. If that has ended, the batch ends
+        here: the last worker says so (`FrameKind.DRAINED`), or has ended itself."""
+        if self.after is None:
+            return
+        blocks = [block_parts(tensors) for tensors in passes]
+        record = encode(structs.replace(passed, sizes=[sum(map(len, block)) for block in blocks]))
+        payload: list[Buffer] = [record]
+        size = len(record)
+        for block in blocks:
+            payload += (bytes(-size % ALIGNMENT), *block)
+            size = sum(map(len, block))
+        try:
+            self.after.send(FrameKind.PASS, batch, len(record), payload)
+        except OSError:
+            self.after.close()
+            self.after = None
+
+    def read(self, frame: Frame) -> tuple[PassedBatch, list[list[Tensor]]]:
+        """A batch from the worker before, and the tensors of each forward pass, as views."""
+        end = frame.value
+        passed: PassedBatch = self._decode(frame.payload[:end])
+        found: list[list[Tensor]] = []
+        for size in passed.sizes:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + size
+            found.append(tensors_in(frame.payload[start:end]))
+        return passed, found

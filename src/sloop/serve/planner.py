@@ -295,7 +295,8 @@ class PlannerProcess:
         self._restart_timer = None
         ours, theirs = socket_pair()
         with theirs:
-            self._link = link = ProcessLink(self._loop, ours, self._on_frame, self._fail)
+            self._link = link = ProcessLink(self._loop, ours)
+            link.attach(self._on_frame, self._fail)
             try:
                 arguments = (theirs.fileno(), os.getpid(), int(self._is_humble))
                 self._process = spawn("sloop.serve.planner", arguments, [theirs.fileno()])

@@ -92,8 +92,9 @@ class FrameKind(IntEnum):
     UNPAIRED = 26
     """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
     PASS = 28
-    """To a worker with a part of a model: run its layers on batch `subject`, which was sent at `value`; the payload is
-    a `PartBatch`. From it: they took `value` ns; the payload is a `PassedBatch`. The last one answers DONE."""
+    """To the first part of a model: run its layers on batch `subject`, as for RUN, and pass it on. From a part to the
+    next one: the same batch; the payload is a `PassedBatch` of `value` bytes, and the tensors. From a part, without a
+    payload: it has passed on batch `subject`; the last one answers DONE or FAILED."""
     COMPLETE = 29
     """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
     after it started, by their positions."""
@@ -103,6 +104,11 @@ class FrameKind(IntEnum):
     """From a worker: a request that shared a forward pass got something else than alone; the payload says what."""
     ALONE = 32
     """To a worker: from the next batch on, requests share no forward pass."""
+    CONNECT = 34
+    """To a part: the socket that follows leads to the next part, or comes from the one before if `subject` is 0.
+    Between agents: that of the part `subject` is to come over this connection."""
+    DRAINED = 35
+    """From the last part: no more batches come from the one before, which has ended or cannot be reached."""
     LARGE = 33
     """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
     it."""
@@ -184,7 +190,7 @@ class FrameReader:
     """
 
     def __init__(self, on_frame: Callable[[Frame], None], room: Callable[[Head], memoryview] | None = None) -> None:
-        self._on_frame, self._room = on_frame, room or _room
+        self.on_frame, self._room = on_frame, room or _room
         self.payload_bytes_max = PAYLOAD_BYTES_MAX
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._filled = 0
@@ -208,7 +214,7 @@ class FrameReader:
         if self._body_filled == head.payload_bytes:
             frame = Frame(head.kind, head.subject, head.value, self._body)
             self._head, self._body = None, memoryview(b"")
-            self._on_frame(frame)
+            self.on_frame(frame)
 
     def stop(self) -> None:
         """Report no further frames, and write into no memory of others."""
@@ -227,7 +233,7 @@ class FrameReader:
             if self._filled >= end:
                 payload = bytes(self._scratch[at:end])
                 start = end
-                self._on_frame(Frame(head.kind, head.subject, head.value, memoryview(payload)))
+                self.on_frame(Frame(head.kind, head.subject, head.value, memoryview(payload)))
             elif end - start > SCRATCH_BYTES:
                 self._head = head
                 self._body, self._body_filled = self._room(head), self._filled - at
@@ -248,25 +254,24 @@ def _room(head: Head) -> memoryview:
 class ProcessLink:
     """The server's end of a child's socket, driven by the event loop.
 
-    `on_frame` is called for every frame. `on_end` is called once, with the reason, when the peer closes the socket or
-    violates the format; after `close` neither is called. Bytes that the kernel does not accept at once are kept and
-    sent later. Nothing here bounds them: a worker gets one batch at a time; an edge gets the ends of its open requests,
-    each with at most one block of `INLINE_BYTES_MAX`, and is ended when it is silent.
+    `attach` begins to read. Its `on_frame` is called for every frame. `on_end` is called once, with the reason, when
+    the peer closes the socket or violates the format; after `close` neither is called. Bytes that the kernel does not
+    accept at once are kept and sent later. Nothing here bounds them: a worker gets one batch at a time; an edge gets
+    the ends of its open requests, each with at most one block of `INLINE_BYTES_MAX`, and is ended when it is silent.
     """
 
-    def __init__(
-        self,
-        loop: "AbstractEventLoop",
-        sock: socket.socket,
-        on_frame: Callable[[Frame], None],
-        on_end: Callable[[str], None],
-    ) -> None:
-        self._loop, self._sock, self._on_end = loop, sock, on_end
+    def __init__(self, loop: "AbstractEventLoop", sock: socket.socket) -> None:
+        self._loop, self._sock = loop, sock
+        self._on_end: Callable[[str], None] = lambda why: None
         self._fd = sock.fileno()
         self._unsent: deque[memoryview] = deque()
-        self._reader = FrameReader(on_frame)
-        self._closed = False
-        loop.add_reader(self._fd, self._on_readable)
+        self._reader = FrameReader(lambda frame: None)
+        self._closed = self._is_last_sent = False
+
+    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
+        """Set who is told of frames and of the end."""
+        self._reader.on_frame, self._on_end = on_frame, on_end
+        self._loop.add_reader(self._fd, self._on_readable)
 
     @property
     def unsent_bytes(self) -> int:
@@ -287,6 +292,20 @@ class ProcessLink:
         drop_sent(self._unsent, sent)
         if not waiting and not self._closed:
             self._loop.add_writer(self._fd, self._on_writable)
+
+    def send_socket(self, kind: FrameKind, subject: int, sock: socket.socket) -> None:
+        """Send a frame, and a socket with the byte that follows. OSError if the peer is gone or does not read."""
+        self.send(kind, subject)
+        if self._unsent:
+            raise BlockingIOError("a socket can only be sent at once")
+        socket.send_fds(self._sock, [b"s"], [sock.fileno()])
+
+    def finish(self) -> None:
+        """Close the socket when all is sent."""
+        if self._unsent and not self._closed:
+            self._is_last_sent = True
+        else:
+            self.close()
 
     def close(self) -> None:
         """Close the socket. May be called repeatedly."""
@@ -313,6 +332,8 @@ class ProcessLink:
         drop_sent(self._unsent, self._push(list(islice(self._unsent, BUFFERS_MAX))))
         if not self._unsent:
             self._loop.remove_writer(self._fd)
+            if self._is_last_sent:
+                self.close()
 
     def _on_readable(self) -> None:
         try:
@@ -342,7 +363,7 @@ class FrameLink(Protocol):
     """A connection that carries frames, to a process on any machine. See `sloop.serve.network`."""
 
     def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
-        """Set who is told of frames and of the end, as for `ProcessLink`."""
+        """See `ProcessLink.attach`."""
         ...
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
@@ -378,12 +399,8 @@ class RecordLink:
         self._decode = msgspec.msgpack.Decoder(list[comes]).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._waiting: list[Struct] = []
-        self._link: ProcessLink | FrameLink
-        if isinstance(sock, socket.socket):
-            self._link = ProcessLink(loop, sock, self._on_frame, on_end)
-        else:
-            self._link = sock
-            sock.attach(self._on_frame, on_end)
+        self._link: FrameLink = ProcessLink(loop, sock) if isinstance(sock, socket.socket) else sock
+        self._link.attach(self._on_frame, on_end)
 
     def send(self, record: Struct) -> None:
         """Send a record at the end of this turn of the event loop."""
@@ -440,6 +457,15 @@ class ProcessChannel:
         payload = memoryview(bytearray(head.payload_bytes))
         self._fill(payload)
         return Frame(head.kind, head.subject, head.value, payload)
+
+    def receive_socket(self) -> "ProcessChannel":
+        """The socket that follows a frame."""
+        _, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        return ProcessChannel(socket.socket(fileno=fds[0]))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame; blocks until the kernel has accepted it."""

@@ -17,8 +17,8 @@ enforces it with a duty cycle: after computing for t it sleeps for tÂ·(1/duty âˆ
 If its SETUP frame says so, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets
 a PAIR frame.
 
-If it is ordered to begin with some layers of a model, it runs these on batches that pass several workers, and loads the
-other layers in the background (`sloop.serve.pipelines`).
+If it is ordered to begin with some layers of a model, it runs these on batches that pass several workers, from a pipe
+to a pipe, and loads the other layers in the background (`sloop.serve.pipelines`).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -37,7 +37,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import MachineError, SloopError
@@ -51,7 +51,6 @@ from sloop.serve.messages import (
     FREED,
     BatchDone,
     PairSetup,
-    PartBatch,
     PassedBatch,
     Run,
     ShadowSetup,
@@ -59,7 +58,7 @@ from sloop.serve.messages import (
     decoder,
     encode,
 )
-from sloop.serve.pipelines import PartRuntime
+from sloop.serve.pipelines import PartPipes, PartRuntime
 from sloop.serve.processes import begin, set_name
 from sloop.serve.runtimes import (
     SUBSETS_MAX,
@@ -105,6 +104,8 @@ OTHER_LAYERS, GIVE_BACK = 0, -1
 Kept = tuple[Sequence[Slices], Sequence[Slices]]
 """The parts of the inputs and of the outputs of a visit that remain when padding is cut off."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+Answer = BatchDone | ModelFailure | list[list[Tensor]]
+"""What becomes of a batch in a worker; the tensors of each pass if it goes on to another worker."""
 
 
 # Batches
@@ -300,7 +301,8 @@ class ModelWorker:
         """Thread counts and choices of outputs to prepare for."""
         self._choices: set[tuple[int, ...]] = set()
         """Of outputs, those that were put there."""
-        self._runs, self._parts = decoder(Run), decoder(PartBatch)
+        self._runs = decoder(Run)
+        self._pipes = PartPipes(is_last=True)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
         self._edges: tuple[Passed, ...] = ()
@@ -338,20 +340,32 @@ class ModelWorker:
             self._follow(runtime, frame)
 
     def _next(self, runtime: Runtime) -> Frame | None:
-        """The next frame. While none comes, requests that shared a pass are run again, one at a time."""
-        while self._verification.is_waiting and not select.select([self._channel], [], [], IDLE_S)[0]:
-            self._turns += 1
-            try:
-                why = self._verification.check(lambda given: runtime.run(given, self._threads)[0])
-            except Exception as error:
-                fails = f"a request that shared a forward pass fails alone: {failure_of(error).detail}"
-                why = "" if is_out_of_memory(error) else fails
-            self._turns += 1
-            self._replied_ns = time.monotonic_ns()
-            if why:
-                self._run_alone()
-                self._channel.send(FrameKind.DIFFERS, payload=[why.encode()])
+        """The next frame of the server. Until it comes, batches are taken from the worker before, if this one has a
+        part of a model, and requests that shared a pass are run again, one at a time."""
+        while (before := self._pipes.before) is not None or self._verification.is_waiting:
+            sources = [self._channel] if before is None else [self._channel, before]
+            ready, _, _ = select.select(sources, [], [], IDLE_S if self._verification.is_waiting else None)
+            if self._channel in ready:
+                break
+            if ready:
+                self._take(runtime)
+            else:
+                self._verify(runtime)
         return self._channel.receive()
+
+    def _verify(self, runtime: Runtime) -> None:
+        """Run one request that shared a pass again."""
+        self._turns += 1
+        try:
+            why = self._verification.check(lambda given: runtime.run(given, self._threads)[0])
+        except Exception as error:
+            fails = f"a request that shared a forward pass fails alone: {failure_of(error).detail}"
+            why = "" if is_out_of_memory(error) else fails
+        self._turns += 1
+        self._replied_ns = time.monotonic_ns()
+        if why:
+            self._run_alone()
+            self._channel.send(FrameKind.DIFFERS, payload=[why.encode()])
 
     def _run_alone(self) -> None:
         """From the next batch on, requests share no forward pass."""
@@ -385,6 +399,7 @@ class ModelWorker:
         try:
             if setup.layers is not None:
                 runtime = PartRuntime(setup.blocks, setup.signature, setup.layers.between, expected)
+                self._pipes = PartPipes(is_last=runtime.is_last)
             elif setup.blocks:
                 runtime = CutRuntime(setup.blocks, setup.signature, expected)
             else:
@@ -421,7 +436,9 @@ class ModelWorker:
         elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
             self._pair(runtime, frame)
         elif frame.kind is FrameKind.PASS and isinstance(runtime, PartRuntime):
-            self._answer(frame, lambda: self._passed_on(runtime, frame))
+            self._enter(runtime, frame)
+        elif frame.kind is FrameKind.CONNECT and isinstance(runtime, PartRuntime):
+            self._pipes.connect(self._channel.receive_socket(), is_output=bool(frame.subject))
         elif frame.kind is FrameKind.COMPLETE and isinstance(runtime, PartRuntime):
             runtime.find_others(decoder(dict[int, str]).decode(frame.payload))
             self._wanted.put(OTHER_LAYERS)
@@ -542,7 +559,7 @@ class ModelWorker:
         order: Run = self._runs.decode(frame.payload)
         visits, places, faults = self._assembled(order)
 
-        def done() -> tuple[FrameKind, BatchDone]:
+        def done() -> BatchDone:
             passes, arrays = self._loaded(visits, self._elements)
             needed = self._needed(order, places, passes)
             results = self._timed(
@@ -560,27 +577,26 @@ class ModelWorker:
             if self._elements or len(passes) != 1:  # otherwise it says so already
                 elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
                 stored = structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
-            return FrameKind.DONE, stored
+            return stored
 
         self._answer(frame, done)
 
-    def _answer(self, frame: Frame, compute: Callable[[], tuple[FrameKind, Struct]]) -> None:
-        """Answer a batch with what `compute` returns, or say why it failed."""
+    def _answer(self, frame: Frame, compute: Callable[[], Answer], batch: PassedBatch | None = None) -> None:
+        """Answer a batch with what `compute` returns, or say why it failed. `batch` is given for one that passes
+        several workers."""
         is_short_of_memory = False
         self._turns += 1
         try:
-            kind, answer = compute()
+            answer = compute()
         except ArenaFull as error:
-            failure = ModelFailure("there is no room for the outputs in shared memory", str(error))
-            self._reply(FrameKind.FAILED, frame, failure.encode())
+            answer = ModelFailure("there is no room for the outputs in shared memory", str(error))
         except GpuFailure as error:  # all further batches would fail: the batch is lost with the worker
             self._refuse(error)
             raise
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
-            self._reply(FrameKind.FAILED, frame, self._failure(error).encode())
+            answer = self._failure(error)
             is_short_of_memory = is_out_of_memory(error)
-        else:
-            self._reply(kind, frame, encode(answer))
+        self._reply(frame, answer, batch)
         self._turns += 1
         if is_short_of_memory:  # now that the exception holds nothing any longer
             self._wanted.put(GIVE_BACK)
@@ -673,47 +689,66 @@ class ModelWorker:
             time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
         return results
 
-    def _passed_on(self, runtime: PartRuntime, frame: Frame) -> tuple[FrameKind, Struct]:
-        """Run the layers of this worker on a batch. The batch may be lost already and its blocks freed; then the result
-        is ignored, even if it is an error."""
-        order: PartBatch = self._parts.decode(frame.payload)
-        if isinstance(order, Run):
-            visits, places, faults = self._assembled(order)
+    def _enter(self, runtime: PartRuntime, frame: Frame) -> None:
+        """Run the layers of this worker, the first ones, on a batch."""
+        order: Run = self._runs.decode(frame.payload)
+        batch = PassedBatch(order.visits, [], [], [], {}, order.outputs, order.pieces)
+
+        def passed_on() -> Answer:
+            visits, places, faults = self._assembled(order)  # of a batch that is lost, blocks may be gone
             passes, arrays = self._loaded(visits, {})  # the last part does not know how long each request was
-            rows = list(map(self._rows, visits))
-            batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs, order.pieces)
-            known = [runtime.begin(given) for given in arrays]
+            batch.places.extend(places)
+            batch.rows.extend(map(self._rows, visits))
+            batch.passes.extend(passes)
+            batch.faults.update(faults)
+            return self._computed(runtime, batch, map(runtime.begin, arrays))
+
+        self._answer(frame, passed_on, batch)
+
+    def _take(self, runtime: Runtime) -> None:
+        """Run the layers of this worker on the next batch of the worker before."""
+        assert isinstance(runtime, PartRuntime), "only a part of a model has workers before it"
+        frame = self._pipes.take()
+        if frame is None:
+            if runtime.is_last:
+                self._channel.send(FrameKind.DRAINED)
+            return
+        batch, tensors = self._pipes.read(frame)
+        taken = Frame(frame.kind, frame.subject, time.monotonic_ns(), frame.payload)
+        if batch.failure:
+            self._reply(taken, ModelFailure.decode(batch.failure), batch)
         else:
-            batch = order
-            known = [runtime.take(self._reader.tensors(block)) for block in batch.tensors]
+            self._answer(taken, lambda: self._computed(runtime, batch, map(runtime.take, tensors)), batch)
+
+    def _computed(self, runtime: PartRuntime, batch: PassedBatch, known: Iterable[Mapping[str, Array]]) -> Answer:
+        """Run the layers of this worker on a batch, for each pass on tensors by name."""
         results = self._timed([partial(runtime.run_part, given, self._threads) for given in known])
         if not runtime.is_last:
-            tensors = self._written([runtime.passed_on(made) for made in results])
-            return FrameKind.PASS, structs.replace(batch, tensors=tensors)
+            return [runtime.passed_on(made) for made in results]
         found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
-        return FrameKind.DONE, self._stored(batch, batch.places, found, dict(batch.faults))
-
-    def _written(self, contents: Sequence[Sequence[Tensor]]) -> list[Block]:
-        """Each as a block; none stays if there is no room for all."""
-        blocks: list[Block] = []
-        try:
-            for tensors in contents:
-                blocks.append(write_block(tensors, self._arena))  # noqa: PERF401  # those before must be freed
-        except ArenaFull:
-            self._discard(blocks)
-            raise
-        return blocks
+        return self._stored(batch, batch.places, found, dict(batch.faults))
 
     def _discard(self, blocks: Sequence[Block | None]) -> None:
         for block in blocks:
             if isinstance(block, Address):
                 self._arena.free(block)
 
-    def _reply(self, kind: FrameKind, frame: Frame, payload: bytes) -> None:
-        """Answer a batch. It has taken the time since it was sent, or since the answer before: what a worker does, or
-        what the machine does to it, between frames belongs to no batch otherwise."""
-        began_ns = max(frame.value, self._replied_ns)
-        self._channel.send(kind, frame.subject, time.monotonic_ns() - began_ns, [payload])
+    def _reply(self, frame: Frame, answer: Answer, batch: PassedBatch | None = None) -> None:
+        """Answer a batch, or pass it on to the worker with the next layers. It has taken the time since it was sent, or
+        since the answer before: what a worker does, or what the machine does to it, between frames belongs to no batch
+        otherwise."""
+        took_ns = time.monotonic_ns() - max(frame.value, self._replied_ns)
+        if batch is not None:
+            took_ns += batch.took_ns
+        if isinstance(answer, BatchDone):
+            self._channel.send(FrameKind.DONE, frame.subject, took_ns, [encode(answer)])
+        elif batch is not None and not self._pipes.is_last:
+            failure, tensors = (answer.encode(), []) if isinstance(answer, ModelFailure) else (b"", answer)
+            self._pipes.pass_on(frame.subject, structs.replace(batch, took_ns=took_ns, failure=failure), tensors)
+            self._channel.send(FrameKind.PASS, frame.subject)
+        else:
+            assert isinstance(answer, ModelFailure), "the last part answers"
+            self._channel.send(FrameKind.FAILED, frame.subject, took_ns, [answer.encode()])
         self._replied_ns = time.monotonic_ns()
 
     def _assembled(self, order: Run) -> tuple[list[list[Tensor]], list[int], dict[int, str]]:
@@ -762,7 +797,7 @@ class ModelWorker:
 
     def _stored(
         self,
-        order: PartBatch,
+        order: Run | PassedBatch,
         places: Sequence[int],
         outputs: Sequence[list[Tensor]],
         faults: dict[int, str],

@@ -9,8 +9,8 @@ Tensors of small requests travel within the orders. Large blocks stay where they
 agent fetches those that it reads from the agents of other machines into shared memory of its own, and it sends blocks
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
-In a pipeline, the deciding process tells the next worker where the tensors of a batch are. The agent of that worker
-fetches them from the agent of the worker before, so tensors are sent once for each cut.
+The parts of a pipeline have pipes between them (`sloop.serve.node.pipelines`). If the next part is on another machine,
+its agent connects to the agent of the part before, which sends what its part passes on, as it comes.
 
 When the connection ends or is silent, there are two cases: the deciding process still runs, counts the node as lost and
 may start its replicas elsewhere; or it has died, and another one takes its place. In both cases the agent keeps its
@@ -62,7 +62,7 @@ from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.messages import Close, Free, PartBatch, PassedBatch, Run
+from sloop.serve.messages import Close, Free, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
     SILENT_S,
@@ -84,7 +84,7 @@ from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.processes import begin
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
-from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.serve.transport import Frame, FrameKind, FrameLink, ProcessLink, ProtocolError, RecordLink
 from sloop.serve.weights.cache import WeightsCache, usual_cache
 from sloop.serve.weights.peers import FileServer
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
@@ -165,21 +165,10 @@ class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
     why: str
 
 
-class BatchPassed(Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """A part of a model has run its layers on a batch, which the next part takes."""
+class PipelineDrained(Struct, frozen=True, array_like=True, tag=9):
+    """The last part of a pipeline has answered all batches that came, and no more come."""
 
-    batch: BatchId
     replica: ReplicaId
-    """The part; the batch may be another replica's."""
-    passed: PassedBatch
-
-
-class PartUnreached(Struct, frozen=True, array_like=True, tag=10):
-    """The tensors that a part is to take cannot be fetched from the machine of the part before."""
-
-    batch: BatchId
-    replica: ReplicaId
-    why: str
 
 
 class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
@@ -200,8 +189,7 @@ FromAgent = (
     | BatchFinished
     | BatchRaised
     | WorkerDiffers
-    | BatchPassed
-    | PartUnreached
+    | PipelineDrained
     | WorkersKept
     | SparesReport
 )
@@ -255,10 +243,18 @@ class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
 
     batch: BatchId
     replica: ReplicaId
-    order: PartBatch
+    order: Run
     is_part: bool = False
-    """Whether the replica runs only the layers of its part. It answers with `BatchPassed`, unless it has the last
-    layers."""
+    """Whether the replica runs only the layers of its part, the first one. The last part answers."""
+
+
+class ConnectParts(Struct, frozen=True, array_like=True, tag=17):
+    """Batches pass from a part of a model to the next one."""
+
+    before: ReplicaId
+    after: ReplicaId
+    endpoint: Endpoint | None = None
+    """The agent of the part before, if that is another one than that of the part after. Both are told."""
 
 
 class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
@@ -273,7 +269,18 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     by_holder: dict[int, Endpoint]
 
 
-ToAgent = AgentSetup | LearnStages | ForgetStages | NodeOrder | RunBatch | CompleteWorker | Free | Endpoints | Close
+ToAgent = (
+    AgentSetup
+    | LearnStages
+    | ForgetStages
+    | NodeOrder
+    | RunBatch
+    | ConnectParts
+    | CompleteWorker
+    | Free
+    | Endpoints
+    | Close
+)
 
 
 def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -> list[GivenBlocks]:
@@ -307,7 +314,7 @@ class _Feed:
         self.copies: list[Address] = []
         """Those blocks."""
         self.waiting: deque[RunBatch] = deque()
-        """The batches that it runs next: a part may get a batch of its own while it runs one of another part."""
+        """The batches that it runs next, if it is the first part of a pipeline: it gets those of all parts."""
 
 
 class AgentSession:
@@ -330,7 +337,7 @@ class AgentSession:
         name: str = "",
         around: "AgentHost | None" = None,
     ) -> None:
-        around = around or AgentHost()
+        around = self._around = around or AgentHost()
         self._joined = joined
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
@@ -346,6 +353,12 @@ class AgentSession:
         self._unadopted: dict[WorkerId, list[WorkerReport]] = {}
         """The workers that the present deciding process has neither started nor adopted, also those that have ended
         since they were offered to it, with their events since then."""
+        self._pipes: dict[WorkerId, ProcessLink] = {}
+        """By part, its pipe to a part on another machine, whose agent has not connected yet."""
+        self._last_parts: set[WorkerId] = set()
+        """Those that batches come to from other parts, for the present deciding process."""
+        self._carriers: set[Task[None]] = set()
+        """What connects to the agents of parts before."""
         self._stopping: set[WorkerId] | None = None
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
@@ -365,6 +378,7 @@ class AgentSession:
         self._connect(setup, send, blocks)
         self.node.spares.on_change = self._tell_spares
         self.node.on_passed = self._on_passed
+        self.node.on_drained = self._on_drained
         self.node.on_difference = self._on_difference
         self.node.attach(self)
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -372,6 +386,7 @@ class AgentSession:
             ForgetStages: lambda record: self.node.forget(record.stages),
             NodeOrder: self._obey,
             RunBatch: self._run,
+            ConnectParts: self._connect_parts,
             CompleteWorker: lambda record: self.node.complete_part(record.replica),
             Free: self._free,
             Endpoints: self._set_endpoints,
@@ -396,12 +411,16 @@ class AgentSession:
         }
 
     def detach(self) -> None:
-        """The connection has ended. Abandon the running batches and transfers, and stop shadows. Keep the workers if
-        another process may adopt them."""
+        """The connection has ended. Abandon the running batches and transfers, and stop shadows and parts of models.
+        Keep the workers if another process may adopt them."""
         self._send = _drop
         self._blocks.close()
         self._beside.set_holders({})
         self._stopping = None
+        self._last_parts.clear()
+        for pipe in self._pipes.values():
+            pipe.close()
+        self._pipes.clear()
         self._unadopted = {number: [] for number in self.node.workers}
         for number, feed in self._feeds.items():
             feed.waiting.clear()
@@ -411,7 +430,7 @@ class AgentSession:
                 feed.is_abandoned = True
                 self._after(ABANDON_S_MAX, partial(self._give_up, number, feed, feed.batch))
         for number, worker in list(self.node.workers.items()):
-            if isinstance(worker, NodeShadow) or not self._may_be_followed:
+            if isinstance(worker, NodeShadow) or worker.is_part or not self._may_be_followed:
                 self.node.order(StopWorker(number, "the connection to the server has ended"))
         used, self._used = self._used, set()
         if used:
@@ -445,6 +464,8 @@ class AgentSession:
         self._send = _drop
         for timer in self._timers:
             timer.cancel()
+        for carrier in self._carriers:
+            carrier.cancel()
         for feed in self._feeds.values():
             if feed.fetching is not None:
                 feed.fetching.cancel()
@@ -521,9 +542,7 @@ class AgentSession:
         feed.batch = record.batch
         here: dict[Address, Address] = {}
         foreign: list[Address] = []
-        order = record.order
-        blocks = order.blocks if isinstance(order, Run) else order.tensors
-        for block in set(addresses_in(blocks)):
+        for block in set(addresses_in(record.order.blocks)):
             own = block.held_by(self._own) if block.holder == self._holder else self._beside.relay(block)
             if own is None:
                 foreign.append(block)
@@ -537,19 +556,17 @@ class AgentSession:
     def _run_on(self, record: RunBatch, places: Mapping[Address, Address]) -> None:
         """Run a batch, with the addresses at which the worker finds its blocks."""
         order = record.order
-        if isinstance(order, PassedBatch):
-            tensors = [places.get(each, each) if isinstance(each, Address) else each for each in order.tensors]
-            order = structs.replace(order, tensors=tensors)
-        elif places:
+        if places:
             order = structs.replace(order, blocks=replaced(order.blocks, places))
-        if isinstance(order, PassedBatch) or record.is_part:
+        if record.is_part:
             self.node.run_part(record.replica, record.batch, order)
         else:
             self.node.run(record.batch, record.replica, order)
 
-    def _run_next(self, feed: _Feed) -> None:
+    def _run_next(self, number: WorkerId) -> None:
         """Run the next batch of a worker whose batch has ended and was reported."""
-        if feed.waiting and feed.batch is None:
+        feed = self._feeds.get(number)
+        if feed is not None and feed.waiting and feed.batch is None:
             self._run(feed.waiting.popleft())
 
     async def _fetch_and_run(
@@ -571,12 +588,9 @@ class AgentSession:
             if not isinstance(error, ArenaFull | BlockLost):
                 raise
             feed.fetching = feed.batch = None
-            if isinstance(record.order, PassedBatch) and isinstance(error, BlockLost):
-                self._send(PartUnreached(record.batch, record.replica, str(error)))
-            else:
-                failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
-                self._send(BatchRaised(record.batch, record.replica, failure.encode()))
-            self._run_next(feed)
+            failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
+            self._send(BatchRaised(record.batch, record.replica, failure.encode()))
+            self._run_next(record.replica)
             return
         feed.fetching = None
         feed.copies = list(copies.values())
@@ -643,48 +657,100 @@ class AgentSession:
 
     def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        feed = self._feeds[event.replica]
-        if not self._end_batch(feed):
-            self._drop_blocks(event.replica, blocks)
-            return
-        found = self._noted(blocks)
-        self._send(BatchFinished(event, found, dict(faults)))
-        self._run_next(feed)
+        if self._is_awaited(event.replica, event.batch, blocks):
+            self._send(BatchFinished(event, self._noted(blocks), dict(faults)))
+            self._run_next(event.replica)
 
-    def _drop_blocks(self, number: WorkerId, blocks: Iterable[Block | None]) -> None:
-        """An abandoned batch is over: nobody reads what it has written, and its worker is ready again."""
+    def _is_awaited(self, number: WorkerId, batch: BatchId, blocks: Iterable[Block | None] = ()) -> bool:
+        """A worker has run a batch. Returns whether somebody waits for it. If it was abandoned, nobody reads what it
+        has written, and its worker is ready again."""
+        feed = self._feeds.get(number)
+        is_own = feed is not None and feed.batch == batch
+        if self._end_batch(feed) if feed is not None and is_own else number in self._last_parts:
+            return True
         for block in blocks:
             if isinstance(block, Address):
                 self._arenas.free(block)
-        self.on_event(WorkerReady(number))
+        if is_own:
+            self.on_event(WorkerReady(number))
+        return False
 
-    def _noted(self, blocks: Iterable[Block | None]) -> list[Any]:
+    def _noted(self, blocks: Iterable[Block | None]) -> list[Block | None]:
         """Note that the deciding process holds these blocks. Returns them with the addresses that it uses."""
         self._used.update(each for each in blocks if isinstance(each, Address))
         return [each.held_by(self._holder) if isinstance(each, Address) else each for each in blocks]
 
-    def _on_passed(self, batch: BatchId, replica: ReplicaId, passed: PassedBatch) -> None:
-        """A part has run its layers on a batch."""
-        feed = self._feeds[replica]
-        if not self._end_batch(feed):
-            self._drop_blocks(replica, passed.tensors)
-            return
-        passed = structs.replace(passed, tensors=self._noted(passed.tensors))
-        self._send(BatchPassed(batch, replica, passed))
-        self._run_next(feed)
-
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        feed = self._feeds[replica]
-        if not self._end_batch(feed):
-            self._drop_blocks(replica, ())
-        else:
+        if self._is_awaited(replica, batch):
             self._send(BatchRaised(batch, replica, failure.encode()))
-            self._run_next(feed)
+            self._run_next(replica)
+
+    # Pipelines
+
+    def _connect_parts(self, record: ConnectParts) -> None:
+        self._last_parts.add(record.after)
+        if record.endpoint is None:
+            self.node.connect_parts(record.before, record.after)
+        elif record.before in self.node.workers:
+            pipe = self.node.pipe(record.before, is_output=True)
+            if pipe is not None:
+                self._pipes[record.before] = pipe
+        else:
+            pipe = self.node.pipe(record.after, is_output=False)
+            if pipe is not None:
+                carrier = asyncio.create_task(self._carry(record, record.endpoint, pipe))
+                self._carriers.add(carrier)
+                carrier.add_done_callback(self._carriers.discard)
+
+    async def _carry(self, record: ConnectParts, endpoint: Endpoint, pipe: ProcessLink) -> None:
+        """Bring what the part before passes on from the agent there."""
+        try:
+            token, context = self._blocks.token, self._blocks.context
+            link = await self._around.connect(endpoint, token, Purpose.PARTS, context=context)
+        except MachineError as error:
+            _log.warning("replica %d gets no batches of replica %d: %s", record.after, record.before, error.what)
+            pipe.close()
+            return
+        _join(pipe, link)
+        link.keep_alive()
+        link.send(FrameKind.CONNECT, record.before)
+
+    def accept(self, link: NetworkLink) -> None:
+        """An agent connects, for what a part of a model passes on."""
+
+        def on_frame(frame: Frame) -> None:
+            pipe = self._pipes.pop(WorkerId(frame.subject), None)
+            if frame.kind is not FrameKind.CONNECT or pipe is None:
+                link.close()  # the part has ended, or another agent has asked
+            else:
+                _join(pipe, link)
+
+        link.attach(on_frame, lambda why: None)
+        link.keep_alive()
+
+    def _on_passed(self, batch: BatchId, replica: ReplicaId) -> None:
+        """A first part has run its layers on a batch."""
+        if self._is_awaited(replica, batch):
+            self._run_next(replica)
+
+    def _on_drained(self, part: ReplicaId) -> None:
+        if part in self._last_parts:
+            self._send(PipelineDrained(part))
 
     def _on_difference(self, replica: ReplicaId, _stage: str, _variant: str, why: str) -> None:
         if replica not in self._unadopted:
             self._send(WorkerDiffers(replica, why))
+
+
+def _join(pipe: ProcessLink, link: NetworkLink) -> None:
+    """What comes from a part of a model, or for it, passes on, and each ends with the other."""
+
+    def passing_to(other: FrameLink) -> Callable[[Frame], None]:
+        return lambda frame: other.send(frame.kind, frame.subject, frame.value, [frame.payload])
+
+    pipe.attach(passing_to(link), lambda why: link.close())
+    link.attach(passing_to(pipe), lambda why: pipe.finish())
 
 
 def _drop(record: FromAgent) -> None:
@@ -803,13 +869,9 @@ class Agent:
         records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
         server = BlockServer(read)
         files = FileServer(lambda: [] if self._session is None else self._session.models.caches)
-
-        def accept(other: NetworkLink) -> None:
-            (files if other.purpose is Purpose.WEIGHTS else server).accept(other)
-
         host = self._host or link.local_host
         own = self._tls.server_context() if self._tls is not None else None
-        listener = await self._around.listen((host, 0), self._token, accept, own)
+        listener = await self._around.listen((host, 0), self._token, partial(self._accept, server, files), own)
         try:
             link.keep_alive()
             where = (host, listener.port)
@@ -826,6 +888,12 @@ class Agent:
             await listener.close()
             server.close()
             files.close()
+
+    def _accept(self, blocks: BlockServer, files: FileServer, link: NetworkLink) -> None:
+        if link.purpose is Purpose.PARTS and self._session is not None:
+            self._session.accept(link)
+        else:
+            (files if link.purpose is Purpose.WEIGHTS else blocks).accept(link)
 
     def _models(self) -> tuple[tuple[str, str], ...]:
         """The models that are here already, those that were used last first."""

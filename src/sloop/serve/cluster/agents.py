@@ -10,9 +10,8 @@ the agent has kept from another deciding process, which has died, are offered to
 if they run the same stage, variant and model as a worker of this process would.
 
 Replicas may start as the parts of one model, on several nodes (`sloop.serve.node.pipelines`). This process has cut
-the model, and sends blocks to agents that can get them from no other agent. Orders for a batch go from here to one part
-after the other; its tensors go from the node of each part to the node of the next. If a node cannot get them, its part
-is stopped and counts as lost, because the pipeline cannot serve.
+the model, and sends blocks to agents that can get them from no other agent. It tells the agents which parts follow
+each other, gives batches to the first part, and hears of them from the last one.
 """
 
 import asyncio
@@ -39,15 +38,15 @@ from sloop.serve.cluster.agent import (
     AgentReport,
     AgentSetup,
     BatchFinished,
-    BatchPassed,
     BatchRaised,
     CompleteWorker,
+    ConnectParts,
     Endpoints,
     ForgetStages,
     FromAgent,
     LearnStages,
     NodeOrder,
-    PartUnreached,
+    PipelineDrained,
     RunBatch,
     SparesReport,
     WorkerDiffers,
@@ -55,10 +54,9 @@ from sloop.serve.cluster.agent import (
     WorkersKept,
 )
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Close, Free, PartBatch, Run
+from sloop.serve.messages import Close, Free, Run
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
-    SILENT_S,
     ArenaHolder,
     BlockServer,
     Endpoint,
@@ -114,9 +112,6 @@ PEERS_MAX: Final = 3
 """How many agents are named to an agent, to be asked for a model before the store."""
 CHAIN_PEERS_MAX: Final = 8
 """The same in an ordered chain. There are more, so that an agent stays in the chain if several agents before it die."""
-UNREACHED_S: Final = SILENT_S + 1.0
-"""How long a part that cannot get the tensors of a batch waits. If the node that has them is lost, that is noticed
-within this time, and the part continues without its pipeline. Otherwise these two nodes cannot reach each other."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
@@ -186,10 +181,6 @@ class _PlacedWorker(Struct):
     began_ns: int = 0
     pipeline: ProcessPipeline | None = None
     """If it starts as a part of a model, the pipeline in which it serves."""
-    ordered_ns: int = 0
-    """When it was ordered to run its layers on a batch."""
-    unreached: str = ""
-    """Why it cannot get the tensors of the part before, if it was stopped for that."""
     shadows: list[WorkerId] = []  # msgspec creates a new list for each instance
     """Those that were started beside it."""
 
@@ -315,8 +306,7 @@ class AgentBackend(KnownStages):
             WorkersKept: self._on_kept,
             AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
-            BatchPassed: self._on_passed,
-            PartUnreached: self._on_unreached,
+            PipelineDrained: self._on_drained,
             BatchRaised: self._on_raised,
             WorkerDiffers: self._on_differs,
             SparesReport: self._on_spares,
@@ -644,22 +634,28 @@ class AgentBackend(KnownStages):
         before = chain[: chain.index(agent)]
         return {source: [each.hello.endpoint for each in reversed(before[-PEERS_MAX:])] for source in sources}
 
-    def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
-        """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
+    def _remove(self, replica: ReplicaId) -> None:
+        """A replica has ended."""
         placed = self._workers.pop(replica, None)
         if placed is not None:
             for shadow in placed.shadows:
                 self._workers.pop(shadow, None)
             if placed.pipeline is not None:
-                placed.pipeline.lose(placed.order.place, has_memory=has_node)
+                placed.pipeline.lose(placed.order.place)
 
     # Pipelines
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
+    def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
+        """See `PipelineOrders`."""
+        agent, other = self._workers[before].agent, self._workers[after].agent
+        endpoint = agent.hello.endpoint if agent is not other else None
+        for each in dict.fromkeys((agent, other)):
+            each.records.send(ConnectParts(before, after, endpoint))
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run) -> None:
         """See `PipelineOrders`."""
         placed = self._workers.get(replica)
         if placed is not None:  # else its loss has been or will be noticed
-            placed.ordered_ns = self._clock_ns()
             placed.agent.records.send(RunBatch(batch, replica, order, is_part=True))
 
     def complete_part(self, replica: ReplicaId) -> None:
@@ -667,10 +663,6 @@ class AgentBackend(KnownStages):
         placed = self._workers.get(replica)
         if placed is not None and placed.order.transfer is None:
             placed.agent.records.send(CompleteWorker(replica))
-
-    def free_block(self, block: Address) -> None:
-        """See `PipelineOrders`."""
-        self._arenas.free(block)
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
         """See `PipelineOrders`."""
@@ -790,7 +782,7 @@ class AgentBackend(KnownStages):
             self._report(events.NodeLost(name, why))
         for replica, placed in list(self._workers.items()):
             if placed.agent is agent and placed.order.replica is None:  # the end of a shadow is that of its replica
-                self._remove(replica, has_node=False)
+                self._remove(replica)
                 self._report(events.WorkerLost(replica, f"node {name} is lost: {why}"))
 
     def _forget_agent(self, agent: _ConnectedAgent) -> None:
@@ -858,8 +850,6 @@ class AgentBackend(KnownStages):
             event = events.WorkerLost(event.worker, event.error[:TEXT_CHARS_MAX])
         elif isinstance(event, events.WorkerStopped):
             self._remove(event.worker)
-            if placed.unreached:
-                event = events.WorkerLost(event.worker, placed.unreached)
         else:
             self._on_changed(agent, placed, event)
         self._report(event)
@@ -896,7 +886,7 @@ class AgentBackend(KnownStages):
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
         event, blocks, faults = record.event, record.blocks, record.faults
-        placed, took_ns = self._ended(agent, event.batch, event.replica, is_done=True)
+        placed = self._ended(agent, event.batch, event.replica, is_done=True)
         if placed is None:
             for block in blocks:
                 if isinstance(block, Address):
@@ -910,7 +900,7 @@ class AgentBackend(KnownStages):
             if isinstance(block, Address):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
-        service_ns = min(took_ns or event.service_ns, self._clock_ns() - placed.began_ns)
+        service_ns = min(event.service_ns, self._clock_ns() - placed.began_ns)
         own = structs.replace(event, replica=placed.replica, service_ns=service_ns, faults=tuple(sorted(faults)))
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
@@ -922,7 +912,7 @@ class AgentBackend(KnownStages):
         agent.spares = record.spares
 
     def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
-        placed, _ = self._ended(agent, record.batch, record.replica)
+        placed = self._ended(agent, record.batch, record.replica)
         if placed is not None and self._listener is not None:
             failure = ModelFailure.decode(record.failure[:TEXT_CHARS_MAX])
             self._listener.on_failed(record.batch, placed.replica, failure)
@@ -933,23 +923,20 @@ class AgentBackend(KnownStages):
 
     def _ended(
         self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId, *, is_done: bool = False
-    ) -> tuple[_PlacedWorker | None, int]:
-        """A batch is over, which must be the one that this replica runs. Returns whose it is, which in a pipeline may
-        be another one, and how long the pipeline took. None if nobody waits for it any more."""
-        placed, took_ns = self._on_node(agent, replica), 0
-        if placed.pipeline is not None:
-            place = placed.order.place
-            if placed.pipeline.computes(place, batch):
-                spent_ns = self._clock_ns() - placed.ordered_ns
-                passed = placed.pipeline.answered(place, batch, spent_ns, is_done=is_done)
-                owner = self._workers.get(passed.replica) if passed is not None else None
-                if passed is None or owner is None:
-                    return None, 0
-                placed, took_ns = owner, passed.took_ns
+    ) -> _PlacedWorker | None:
+        """A batch is over, which must be the one that this replica runs, or be in its pipeline. Returns whose it is;
+        None if nobody waits for it any more."""
+        placed = self._on_node(agent, replica)
+        if placed.pipeline is not None and placed.pipeline.has(batch):
+            owner = placed.pipeline.answered(placed.order.place, batch, is_done=is_done)
+            found = self._workers.get(owner) if owner is not None else None
+            if found is None:
+                return None
+            placed = found
         if placed.batch != batch:
             raise ProtocolError(f"batch {batch} does not run on replica {replica} of this node")
         placed.batch = None
-        return placed, took_ns
+        return placed
 
     def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId) -> _PlacedWorker:
         """A replica that an agent names. ProtocolError if it is not on its node."""
@@ -958,32 +945,11 @@ class AgentBackend(KnownStages):
             raise ProtocolError(f"replica {replica} is not on this node")
         return placed
 
-    def _on_passed(self, agent: _ConnectedAgent, record: BatchPassed) -> None:
-        placed, passed = self._on_node(agent, record.replica), record.passed
-        pipeline = placed.pipeline
-        if pipeline is None:
-            raise ProtocolError(f"a worker passes batch {record.batch} on, which is not its own")
-        spent_ns = self._clock_ns() - placed.ordered_ns
-        pipeline.passed_on(placed.order.place, record.batch, spent_ns, passed, agent.blocks.hold)
-
-    def _on_unreached(self, agent: _ConnectedAgent, record: PartUnreached) -> None:
+    def _on_drained(self, agent: _ConnectedAgent, record: PipelineDrained) -> None:
         placed = self._on_node(agent, record.replica)
         if placed.pipeline is None:
             raise ProtocolError(f"replica {record.replica} is no part of a model")
-        self._loop.call_later(UNREACHED_S, self._lose_unreached, placed, record)
-
-    def _lose_unreached(self, placed: _PlacedWorker, record: PartUnreached) -> None:
-        """A part could not get the tensors of a batch. If the batch is not lost by now, the machine that has them is
-        connected, but the part cannot reach it, and has to end."""
-        if self._workers.get(record.replica) is not placed or placed.pipeline is None:
-            return
-        if not placed.pipeline.computes(placed.order.place, record.batch):
-            return
-        if not placed.pipeline.awaits(placed.order.place, record.batch):  # those behind it may be wanted
-            placed.pipeline.answered(placed.order.place, record.batch, 0, is_done=False)
-        else:
-            placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
-            placed.agent.records.send(NodeOrder(actions.StopWorker(record.replica, placed.unreached)))
+        placed.pipeline.on_drained(placed.order.place)
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:

@@ -170,7 +170,8 @@ class LargeJson:
                 raise
             if not self._pid:
                 _live(theirs, edge)
-        self._link = ProcessLink(asyncio.get_running_loop(), ours, self._on_frame, self._end)
+        self._link = ProcessLink(asyncio.get_running_loop(), ours)
+        self._link.attach(self._on_frame, self._end)
 
     def _on_frame(self, frame: Frame) -> None:
         if self._answer is not None and not self._answer.done():

@@ -22,8 +22,8 @@ there.
 A shadow is one more worker, which connects with the process of its replica (`sloop.serve.shadows`). It ends with its
 replica, and a replica has ended only when its shadow has.
 
-Workers may start as the parts of one model, and serve together (`sloop.serve.node.pipelines`). The node passes
-their batches on, unless another process does (`on_passed`).
+Workers may start as the parts of one model, and serve together (`sloop.serve.node.pipelines`). The node knows which
+batches are under way between them, unless another process does (`on_passed`).
 
 Where models are read where they are, transfers end as soon as they are ordered. An agent brings them to its machine
 (`sloop.serve.node.models`); a worker is then `FETCHING` until its model is there.
@@ -58,8 +58,6 @@ from sloop.serve.machine_watch import watch
 from sloop.serve.messages import (
     BatchDone,
     PairSetup,
-    PartBatch,
-    PassedBatch,
     Run,
     ShadowSetup,
     StageSetup,
@@ -72,7 +70,7 @@ from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.node.spares import SparePool
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
-from sloop.serve.transport import Frame, FrameKind, ProtocolError
+from sloop.serve.transport import Frame, FrameKind, ProcessLink, ProtocolError
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas
 from sloop.units import s
@@ -155,14 +153,19 @@ answered all later orders but `StopWorker`, which is answered again. The other o
 class _Section:
     """What a worker that starts as a part of a model has of it."""
 
-    def __init__(self, part: Worker, place: int, pipeline: ProcessPipeline | None) -> None:
-        self.part, self.place = part, place
+    def __init__(self, parts: Sequence[Worker], place: int, pipeline: ProcessPipeline | None) -> None:
+        self.part, self.place, self.places = parts[place], place, len(parts)
         self.pipeline = pipeline
-        """In which it serves; None if another process passes its batches on."""
+        """In which it serves; None if another process knows of it."""
         self.is_completing = self.is_complete = False
         """Whether it was ordered to load the other layers and has not done so yet, and whether it has all."""
         self.task: Task[dict[int, str]] | None = None
         """Brings the other layers."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its part ends with the outputs of the model."""
+        return self.place == self.places - 1
 
     def leave(self) -> None:
         """The worker ends."""
@@ -281,13 +284,15 @@ class LiveNode(KnownStages):
         self.spares = SparePool(self._processes, spares_max, self._are_starting)
         self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
-        self.on_passed: Callable[[BatchId, ReplicaId, PassedBatch], None] | None = None
-        """If another process passes batches on between parts: called when a part has run its layers on one. That
-        process orders with `run_part` and `complete_part`."""
+        self.on_passed: Callable[[BatchId, ReplicaId], None] | None = None
+        """If another process knows of pipelines: called when a first part has run its layers on a batch. That process
+        orders with `connect_parts`, `run_part` and `complete_part`."""
+        self.on_drained: Callable[[ReplicaId], None] = lambda part: None
+        """Then also: called when nothing comes to a last part any more."""
         self._listener: BackendListener | None = None
         self._watching: asyncio.Task[None] | None = None
         self._look_timer: TimerHandle | None = None
-        self._done, self._passed = decoder(BatchDone), decoder(PassedBatch)
+        self._done = decoder(BatchDone)
 
     def learn(
         self,
@@ -656,7 +661,7 @@ class LiveNode(KnownStages):
                     self._on_done(worker, frame)
                 case FrameKind.FAILED:
                     self._on_failed(worker, frame)
-                case FrameKind.PASS | FrameKind.COMPLETED if worker.section is not None:
+                case FrameKind.PASS | FrameKind.COMPLETED | FrameKind.DRAINED if worker.section is not None:
                     self._on_section(worker, worker.section, frame)
                 case FrameKind.RESIZED:
                     self._finish_shrink(worker)
@@ -704,34 +709,35 @@ class LiveNode(KnownStages):
         if section is not None and section.pipeline is not None:
             section.pipeline.on_part_ready(section.place)
 
-    def _answered(self, worker: NodeWorker, frame: Frame) -> tuple[NodeWorker | None, BatchId, int]:
-        """Whose batch this frame answers, the batch, and how long it took in ns. In a pipeline, one worker answers the
-        batches of all; None if nobody waits for it any more."""
-        section = worker.section
-        pipeline = section.pipeline if section is not None else None
-        if section is None or pipeline is None or not pipeline.computes(section.place, frame.subject):
-            return worker, self._expect(worker, frame), frame.value
-        is_done = frame.kind is FrameKind.DONE
-        passed = pipeline.answered(section.place, frame.subject, frame.value, is_done=is_done)
-        owner = self.workers.get(passed.replica) if passed is not None else None
-        if passed is None or owner is None:
-            return None, BatchId(frame.subject), frame.value
-        return owner, self._expect(owner, frame), passed.took_ns
+    def _answered(self, worker: NodeWorker, frame: Frame) -> NodeWorker | None:
+        """Whose batch this frame answers. In a pipeline, the last worker answers the batches of all; None if nobody
+        waits for it any more."""
+        section, batch = worker.section, BatchId(frame.subject)
+        if section is not None and section.is_completing:
+            self._watch_completion(worker)
+        if section is not None and section.pipeline is not None and section.pipeline.has(batch):
+            replica = section.pipeline.answered(section.place, batch, is_done=frame.kind is FrameKind.DONE)
+            owner = self.workers.get(replica) if replica is not None else None
+            return None if owner is None else self._expect(owner, frame)
+        if section is not None and section.is_last and section.pipeline is None and batch != worker.batch:
+            return worker  # another process knows whether it is under way
+        return self._expect(worker, frame)
 
-    def _expect(self, worker: NodeWorker, frame: Frame) -> BatchId:
-        """The batch that this frame answers; it must be the running one."""
+    def _expect(self, worker: NodeWorker, frame: Frame) -> NodeWorker:
+        """The worker, which runs the batch that this frame answers, and then none."""
         batch = worker.batch
         if batch is None or frame.subject != batch:
             raise ProtocolError(f"a reply to batch {frame.subject} while batch {batch} runs")
         worker.batch = None
         if worker.phase is WorkerPhase.BUSY:
             worker.phase = WorkerPhase.READY
-        return batch
+        return worker
 
     def _on_done(self, worker: NodeWorker, frame: Frame) -> None:
-        owner, batch, took_ns = self._answered(worker, frame)
+        is_known = worker.section is None or worker.section.pipeline is not None or worker.batch == frame.subject
+        owner = self._answered(worker, frame)
         done: BatchDone = _decoded(self._done, frame)
-        if owner is not None and len(done.blocks) != owner.visits:
+        if owner is not None and is_known and len(done.blocks) != owner.visits:
             raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {owner.visits} visits")
         assert worker.process is not None
         written = [block for block in done.blocks if isinstance(block, Address)]
@@ -742,7 +748,7 @@ class LiveNode(KnownStages):
                 self._arenas.free(block)
             return
         event = events.Finished(
-            *(batch, owner.number, took_ns, done.edge_counts, tuple(sorted(done.faults))),
+            *(BatchId(frame.subject), owner.number, frame.value, done.edge_counts, tuple(sorted(done.faults))),
             sizes=done.sizes,
             passes=done.passes,
             elements=done.elements,
@@ -752,9 +758,9 @@ class LiveNode(KnownStages):
             self._listener.on_finished(event, done.blocks, done.faults)
 
     def _on_failed(self, worker: NodeWorker, frame: Frame) -> None:
-        owner, batch, _ = self._answered(worker, frame)
+        owner = self._answered(worker, frame)
         if owner is not None and self._listener is not None:
-            self._listener.on_failed(batch, owner.number, ModelFailure.decode(frame.payload))
+            self._listener.on_failed(BatchId(frame.subject), owner.number, ModelFailure.decode(frame.payload))
 
     # Pipelines
 
@@ -766,10 +772,10 @@ class LiveNode(KnownStages):
             what = f"a part of {spec.variant!r} cannot start on device {spec.device!r}: parts run on CPU cores only"
             raise MachineError(what, help="write `partition: false` in `provision`")
         pipeline = joined(self._pipelines, order, self) if self.on_passed is None else None
-        worker.section = _Section(spec.shape[order.place], order.place, pipeline)
+        worker.section = _Section(spec.shape, order.place, pipeline)
 
     def _on_section(self, worker: NodeWorker, section: _Section, frame: Frame) -> None:
-        """A worker passes on a batch, or has loaded the other layers."""
+        """A first part has passed on a batch, nothing comes to a last one, or a worker has loaded the other layers."""
         pipeline = section.pipeline
         assert worker.process is not None
         if frame.kind is FrameKind.COMPLETED:
@@ -783,20 +789,35 @@ class LiveNode(KnownStages):
                 self._clear_timer(worker)
             self._report(events.WorkerCompleted(worker.number))
             return
-        passed: PassedBatch = _decoded(self._passed, frame)
-        if pipeline is not None:
-            pipeline.passed_on(section.place, frame.subject, frame.value, passed, worker.process.hold)
+        if frame.kind is FrameKind.DRAINED:
+            if pipeline is not None:
+                pipeline.on_drained(section.place)
+            else:
+                self.on_drained(worker.number)
             return
-        batch = self._expect(worker, frame)
-        for block in passed.tensors:
-            if isinstance(block, Address):
-                worker.process.hold(block)
-        if self.on_passed is not None:
-            self.on_passed(batch, worker.number, passed)
+        if section.is_completing:
+            self._watch_completion(worker)
+        if self.on_passed is not None and worker.batch == frame.subject:
+            self.on_passed(BatchId(frame.subject), self._expect(worker, frame).number)
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
-        """See `PipelineOrders`. Also an order of the process that passes batches on, which gets one answer: `on_passed`
-        or `on_finished`, or `on_failed`."""
+    def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
+        """See `PipelineOrders`. Also if one of them has ended: the other then finds its pipe closed."""
+        self._processes.connect_parts(self._process_of(before), self._process_of(after))
+
+    def pipe(self, replica: ReplicaId, *, is_output: bool) -> ProcessLink | None:
+        """A pipe between a part and this process, which carries batches from or to another machine. None if the part
+        has ended."""
+        process = self._process_of(replica)
+        return None if process is None else self._processes.pipe(process, is_output=is_output)
+
+    def _process_of(self, part: ReplicaId) -> WorkerProcess | None:
+        """The process of a part of a model; None if it has ended."""
+        worker = self.workers.get(part)
+        return None if worker is None or worker.section is None or worker.is_over else worker.process
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run) -> None:
+        """See `PipelineOrders`. Also an order of the process that knows of the pipeline, which gets one answer:
+        `on_passed`."""
         worker = self.workers.get(replica)
         section = worker.section if worker is not None else None
         if worker is None or section is None or worker.is_over or worker.process is None:
@@ -807,8 +828,6 @@ class LiveNode(KnownStages):
             if worker.phase is WorkerPhase.READY:
                 worker.phase = WorkerPhase.BUSY
         worker.process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
-        if section.is_completing:
-            self._watch_completion(worker)
 
     def complete_part(self, replica: ReplicaId, transfer: TransferId | None = None) -> None:
         """See `PipelineOrders`. The other layers come with the transfer, if one was ordered."""
@@ -840,10 +859,6 @@ class LiveNode(KnownStages):
         if worker.phase is not WorkerPhase.STOPPING:
             why = f"it did not load the other layers within {self._start_s_max:g} s"
             self._set_timer(worker, self._start_s_max, why)
-
-    def free_block(self, block: Address) -> None:
-        """See `PipelineOrders`."""
-        self._arenas.free(block)
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
         """See `PipelineOrders`."""

@@ -1,60 +1,47 @@
-"""Pipelines of worker processes, on one machine or several: which worker holds which layers, and where batches are.
+"""Pipelines of worker processes, on one machine or several: which worker holds which layers, and what is lost if one
+ends.
 
-A batch enters the first worker, whichever replica it was started for, and passes through all others. Each worker
-computes one batch at a time; further batches for it wait here, in order. The tensors between two workers are blocks in
-the arena of the worker that wrote them. The next worker reads them there, and they are freed when it has answered.
+A batch enters the first worker, whichever replica it was started for, and passes through all others. Workers pass its
+tensors to each other, and the last one answers; this process knows only which batches are under way. When all have
+their layers, each gets a *pipe* from the one before and one to the next: the two ends of a socket on one machine; on
+two, their agents carry what comes from one socket to the other over a connection of their own
+(`sloop.serve.cluster.agent`). Batches stay in order. A model that fails on one fails it for all workers behind, so that
+the answer comes from the last one too.
 
-If a worker dies, its pipeline is broken. The batch of its own replica is lost, and so is each batch that it had yet to
-compute; the backend reports those of other replicas. Batches that it has passed on finish. Answers to lost batches are
-ignored. The other workers load all layers, and serve alone afterwards.
+If a worker dies, its pipeline is broken. The pipes to and from it close. A worker whose pipe ends first computes what
+has come, and then closes its own, so the last one knows when nothing comes any more, and says so (`DRAINED`). What was
+passed on by the dead worker has been answered by then; the other batches are lost, and the backend reports those of
+other replicas. If the last worker dies, all are lost at once. If two machines cannot reach each other, the pipe between
+them closes too, which breaks the pipeline without a death. The workers that are left load all layers, and serve alone
+afterwards.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Protocol
-
-from msgspec import Struct
 
 from sloop.actions import StartWorker
 from sloop.errors import MachineError
-from sloop.serve.messages import PartBatch, PassedBatch, Run
+from sloop.serve.messages import Run
 from sloop.serve.transport import ProtocolError
-from sloop.shared_memory import Address
 from sloop.text import listed
 from sloop.vocabulary import BatchId, ReplicaId, WorkerId
 
-
-class PassingBatch(Struct):
-    """A batch that is in a pipeline."""
-
-    id: BatchId
-    replica: ReplicaId
-    """The replica for which the core has started it."""
-    order: PartBatch
-    """The order to the worker at `place`: a `Run` to the first one, otherwise a `PassedBatch`."""
-    place: int = 0
-    """The worker that computes it, or for which it waits."""
-    blocks: Sequence[Address] = ()
-    """The tensors that the worker before has written."""
-    took_ns: int = 0
-    """The time that it has taken in the workers before."""
-    is_lost: bool = False
-    """Whether nobody waits for it any more."""
+UNREACHED = "two parts of its pipeline cannot reach each other"
+"""Why a batch is lost though no part is."""
 
 
 class PipelineOrders(Protocol):
     """The orders that a pipeline gives to its backend."""
 
-    def run_part(self, replica: ReplicaId, batch: BatchId, order: PartBatch) -> None:
-        """Order a worker to run its layers on a batch."""
+    def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
+        """Let a worker pass batches to another one."""
+        ...
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run) -> None:
+        """Order the first worker to run its layers on a batch."""
         ...
 
     def complete_part(self, replica: ReplicaId) -> None:
         """Order a worker to load the other layers, once they are on its machine."""
-        ...
-
-    def free_block(self, block: Address) -> None:
-        """Free a block that a worker has written."""
         ...
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
@@ -78,9 +65,10 @@ class ProcessPipeline:
         """The places that were told to get the other layers."""
         self._complete: set[int] = set()
         self._gone: set[int] = set()
-        self._at: dict[int, PassingBatch] = {}
-        """By place, the batch that its worker computes."""
-        self._waiting: dict[int, deque[PassingBatch]] = {place: deque() for place in range(self.places)}
+        self._batches: dict[BatchId, ReplicaId | None] = {}
+        """Those in it, with the replicas for which the core has started them; None for one that nobody waits for."""
+        self._why = UNREACHED
+        """Why it is broken."""
 
     @property
     def takes_batches(self) -> bool:
@@ -91,9 +79,12 @@ class ProcessPipeline:
     # Workers
 
     def on_part_ready(self, place: int) -> None:
-        """A worker has its layers. When all workers have, or when the pipeline is broken, each is ordered to load the
-        rest."""
+        """A worker has its layers. When all workers have, they are connected; then, or when the pipeline is broken,
+        each is ordered to load the rest."""
         self._has_part.add(place)
+        if len(self._has_part) == self.places and not self.is_broken:
+            for before in range(self.places - 1):
+                self._orders.connect_parts(self.members[before], self.members[before + 1])
         self._begin_completion()
 
     def on_completed(self, place: int) -> None:
@@ -102,38 +93,30 @@ class ProcessPipeline:
             raise ProtocolError("a worker has completed a model that it was not told to complete")
         self._complete.add(place)
 
-    def lose(self, place: int, *, has_memory: bool = True) -> None:
-        """A worker is gone. Its batch and those that wait for it are lost. So is the batch that it has passed on and
-        the next worker has not answered, unless its machine still holds its memory (`has_memory`)."""
-        self._gone.add(place)
-        self.is_broken = True
+    def lose(self, place: int) -> None:
+        """A worker is gone, and its own batch with it."""
         dead = self.members[place]
-        computed = self._at.pop(place, None)
-        batches = [*self._at.values(), *(each for line in self._waiting.values() for each in line)]
-        if computed is not None:
-            self._free(computed)
-            batches.append(computed)
-        lost = [
-            batch
-            for batch in batches
-            if not batch.is_lost
-            and (
-                batch.replica == dead
-                or batch.place <= place
-                or (batch.place == place + 1 and batch.blocks and not has_memory)
-            )
-        ]
-        for batch in lost:
-            batch.is_lost = True
-        for line in self._waiting.values():
-            for batch in [batch for batch in line if batch.is_lost]:
-                line.remove(batch)
-                self._free(batch)
+        if not self.is_broken:
+            self._why = f"replica {dead}, another part of its pipeline, is lost"
+        self._gone.add(place)
+        self._batches = {batch: None if owner == dead else owner for batch, owner in self._batches.items()}
+        self._break(is_drained=self.places - 1 in self._gone)
+
+    def on_drained(self, place: int) -> None:
+        """The last worker has answered all that comes. ProtocolError if another one says so."""
+        if place != self.places - 1:
+            raise ProtocolError(f"part {place} of a model says that nothing comes any more, but is not the last one")
+        self._break(is_drained=True)
+
+    def _break(self, *, is_drained: bool) -> None:
+        """No more batches enter. Those that are in it are lost if no more are answered."""
+        self.is_broken = True
         self._begin_completion()
-        why = f"replica {dead}, another part of its pipeline, is lost"
-        for batch in sorted(lost, key=lambda each: each.id):
-            if batch.replica != dead:  # whose loss is that of its batch
-                self._orders.lose_batch(batch.id, batch.replica, why)
+        if is_drained:
+            lost, self._batches = self._batches, {}
+            for batch, replica in sorted(lost.items()):
+                if replica is not None:  # else it was lost with its replica
+                    self._orders.lose_batch(batch, replica, self._why)
 
     def _begin_completion(self) -> None:
         if not (self.is_broken or len(self._has_part) == self.places):
@@ -150,77 +133,28 @@ class ProcessPipeline:
         reported as lost."""
         replica = self.members[place]
         if self.takes_batches:
-            self._queue(PassingBatch(batch, replica, order))
+            self._batches[batch] = replica
+            self._orders.run_part(self.members[0], batch, order)
         elif place in self._complete:
             return False
         else:
             self._orders.lose_batch(batch, replica, "another part of its pipeline is lost")
         return True
 
-    def computes(self, place: int, batch: int) -> bool:
-        """Whether the worker at this place computes this batch as part of the pipeline."""
-        found = self._at.get(place)
-        return found is not None and found.id == batch
+    def has(self, batch: int) -> bool:
+        """Whether a batch is in it."""
+        return batch in self._batches
 
-    def awaits(self, place: int, batch: int) -> bool:
-        """Whether the worker computes this batch, and the batch is not lost."""
-        found = self._at.get(place)
-        return found is not None and found.id == batch and not found.is_lost
-
-    def answered(self, place: int, batch: int, took_ns: int, *, is_done: bool) -> PassingBatch | None:
-        """The worker has finished its batch, or the model has failed on it. Returns the batch, or None if it is lost.
-        ProtocolError if the worker cannot have finished it."""
-        if is_done and place != self.places - 1:
-            raise ProtocolError(f"batch {batch} is done, but part {place} of its model is not the last one")
-        found = self._taken(place, took_ns)
-        return None if found.is_lost else found
-
-    def passed_on(
-        self, place: int, batch: int, took_ns: int, passed: PassedBatch, hold: Callable[[Address], None]
-    ) -> None:
-        """A worker has run its layers on a batch. `hold` is called for each block that it has written. ProtocolError if
-        the report cannot be true."""
-        if not self.computes(place, batch) or place == self.places - 1:
-            raise ProtocolError(f"a worker passes on batch {batch}, which it does not compute or which ends with it")
-        visits = self._at[place].order.visits
-        if passed.visits != visits:
-            raise ProtocolError(f"a batch of {visits} visits is passed on with {passed.visits}")
-        if len(passed.places) != len(passed.rows) or len(passed.passes) != len(passed.tensors):
-            raise ProtocolError(f"batch {batch} is passed on without some of its tensors")
-        blocks = [block for block in passed.tensors if isinstance(block, Address)]
-        for block in blocks:
-            hold(block)
-        found = self._taken(place, took_ns)
-        found.place, found.blocks, found.order = place + 1, blocks, passed
-        if found.is_lost:
-            self._free(found)
-        else:
-            self._queue(found)
-
-    def _queue(self, batch: PassingBatch) -> None:
-        """A batch has reached a worker: it is computed at once, or waits for those before it."""
-        if batch.place in self._at:
-            self._waiting[batch.place].append(batch)
-        else:
-            self._send(batch)
-
-    def _send(self, batch: PassingBatch) -> None:
-        self._at[batch.place] = batch
-        self._orders.run_part(self.members[batch.place], batch.id, batch.order)
-
-    def _taken(self, place: int, took_ns: int) -> PassingBatch:
-        """Take the batch that a worker has answered, and start the next one there."""
-        batch = self._at.pop(place)
-        batch.took_ns += took_ns
-        self._free(batch)
-        if self._waiting[place]:
-            self._send(self._waiting[place].popleft())
-        return batch
-
-    def _free(self, batch: PassingBatch) -> None:
-        for block in batch.blocks:
-            self._orders.free_block(block)
-        batch.blocks = ()
+    def answered(self, place: int, batch: BatchId, *, is_done: bool) -> ReplicaId | None:
+        """A worker has finished a batch, or the model has failed on it. Returns the replica for which it was started;
+        None if nobody waits for it. ProtocolError if the worker cannot answer it: the last one can and, if the batch
+        has not entered, the first one."""
+        if place == self.places - 1:
+            return self._batches.pop(batch)
+        if is_done or place:
+            raise ProtocolError(f"batch {batch} is answered, but part {place} of its model is not the last one")
+        owner, self._batches[batch] = self._batches[batch], None
+        return owner
 
 
 def joined(pipelines: dict[WorkerId, ProcessPipeline], order: StartWorker, orders: PipelineOrders) -> ProcessPipeline:

@@ -38,12 +38,8 @@ class WorkerProcess:
         self.on_end: Callable[[str], None] = lambda why: None
         self.is_over = False
         """Whether it is ending."""
-        self.link = ProcessLink(
-            processes.loop,
-            sock,
-            lambda frame: self.on_frame(frame),  # noqa: PLW0108  # both change
-            lambda why: self.on_end(why),  # noqa: PLW0108
-        )
+        self.link = ProcessLink(processes.loop, sock)
+        self.link.attach(lambda frame: self.on_frame(frame), lambda why: self.on_end(why))  # noqa: PLW0108  # both change
         self._freed: list[Address] = []
         """Blocks in its arena of which it is told at the end of this turn of the event loop."""
 
@@ -78,6 +74,13 @@ class WorkerProcess:
     def _tell_freed(self) -> None:
         freed, self._freed = self._freed, []
         self.link.send(FrameKind.FREE, payload=[encode(freed)])
+
+    def give_pipe(self, pipe: socket.socket, *, is_output: bool) -> None:
+        """It is a part of a model, and gets its end of a pipe to or from another part."""
+        try:
+            self.link.send_socket(FrameKind.CONNECT, int(is_output), pipe)
+        except OSError:  # it has ended, or does not read
+            self.on_end(CLOSED)
 
     def close(self) -> None:
         """Close its socket: nothing that it sends is heard from now on. `end` follows."""
@@ -138,6 +141,21 @@ class WorkerProcesses:
         """The arguments of a worker process, and the file descriptors that it inherits."""
         fd, arena = theirs.fileno(), process.arena
         return (fd, os.getpid(), arena.number, arena.fd), [fd, arena.fd]
+
+    def connect_parts(self, before: WorkerProcess | None, after: WorkerProcess | None) -> None:
+        """Let one part of a model pass batches to the next. If one of them is gone, the other finds the pipe closed."""
+        ends = socket.socketpair()
+        for end, process in zip(ends, (before, after), strict=True):
+            with end:
+                if process is not None:
+                    process.give_pipe(end, is_output=process is before)
+
+    def pipe(self, part: WorkerProcess, *, is_output: bool) -> ProcessLink:
+        """A pipe between a part of a model and this process, which passes on what comes."""
+        ours, theirs = socket_pair()
+        with theirs:
+            part.give_pipe(theirs, is_output=is_output)
+        return ProcessLink(self.loop, ours)
 
     def environment(self, device: CudaDevice | None = None) -> Mapping[str, str]:
         """The variables of a process: where GPUs are declared, it sees its own and no other."""
