@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from sloop.actions import Decided, RequestSimulation
+from sloop.app.load import load_deployment
 from sloop.events import Simulated
 from sloop.runlog import read_log
+from sloop.serve.control.memory import VersionMemory
 from sloop.serve.simulations import SimulationProcesses
 from sloop.systems import build_system
+from sloop.systems.setup import set_up
 from sloop.vocabulary import Simulation
 from tests.serve.edge.fakes import LoopThread
 from tests.serve.test_deploy import asking, named, python_model
@@ -78,6 +81,11 @@ def test_an_overseer_in_a_file_asks_and_what_it_chooses_decides(thread: LoopThre
     (told,) = [record for record in records if isinstance(record, Decided) and record.kind == "overseer"]
     assert told.choice == "static (cores 1, order fifo)"
     assert_replays(tmp_path / "state")
+    memory = VersionMemory(tmp_path / "state", load_deployment(described))
+    memory.read()
+    again = set_up(memory.restored.under(None)).system
+    assert list(again.choices) == [told.choice, "static (cores 0.5)"], "a server that starts again begins with it"
+    assert again.policies is again.choices[told.choice]
 
 
 def has_chosen(folder: Path) -> bool:

@@ -446,6 +446,8 @@ class Driver:
         """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
         """Called for every `Rollout`, after the driver has followed it."""
+        self.on_choice: Callable[[Decided], None] = lambda _: None
+        """Called when an overseer has chosen another system."""
         self.simulations: SimulationPort | None = None
         """Who simulates for systems that ask; None for nobody."""
         self.on_joining_ended: Callable[[str], None] = lambda _: None
@@ -835,6 +837,8 @@ class Driver:
             self._failures.note_unplanned(time.monotonic(), action)
         elif action.kind == "system":
             self._planner.change_system(action.application)
+        elif action.choice:
+            self.on_choice(action)
         elif action.kind == "shortage" and not self._has_ready(action.stage):
             self._failures.note_shortage(time.monotonic(), action)
 

@@ -15,7 +15,7 @@ from sloop.core.application import why_not_in_place
 from sloop.core.oversight import Overseer
 from sloop.core.protocols import Policies
 from sloop.core.stage import QUEUE_PART
-from sloop.options import Declared, Value, as_value
+from sloop.options import Declared, Value, as_value, keys_of
 from sloop.plugins import Registry
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
@@ -231,6 +231,15 @@ def deciding(choice: SystemChoice, chosen: str) -> SystemChoice:
         return choice
     among = list(map(choice_of, Value(overseer.among, "among").elements()))
     return next((each for each in among if each.text == chosen), among[0])
+
+
+def beginning_with(choice: SystemChoice, overseer: Overseer, chosen: str) -> SystemChoice:
+    """A system with this overseer, of whose systems `chosen` decides at first. The choice itself if users cannot name
+    the overseer's systems."""
+    if "among" not in keys_of(type(overseer)):
+        return choice
+    among = sorted(overseer.among, key=lambda each: choice_of(Value(each, "among")).text != chosen)
+    return SystemChoice(choice.name, {**choice.parameters, "among": among}, choice.path)
 
 
 def _with_choices(system: System, overseer: Overseer, declared: Value) -> System:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from sloop.actions import Rollout, VersionState
+from sloop.actions import Decided, Rollout, VersionState
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import read_name
 from sloop.core import ApplicationParts, Core
@@ -53,6 +53,7 @@ from sloop.serve.edges import Edges
 from sloop.serve.insight import LEAVING, Insight
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.protocols import Backend, ModelState, Readiness
+from sloop.systems.catalogue import beginning_with
 from sloop.systems.setup import application_in, build
 from sloop.text import listed
 from sloop.vocabulary import Life, version_key
@@ -90,7 +91,7 @@ class Deployer:
         }
         """By key, the versions as they are kept: None for those that the command line names."""
         self._ordered = memory.restored.ordered
-        """By application, the system that was ordered while it served."""
+        """By application, the system that was ordered while it served, or that its overseer has chosen."""
         self._restoring = memory.restored.later
         """Versions of the server before that have yet to start."""
         self._files = VersionFiles(self._folder / COPIES)
@@ -112,6 +113,7 @@ class Deployer:
         """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
         driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._offer
+        driver.on_choice = self._on_choice
         self._deploying = asyncio.Lock()
 
     @property
@@ -273,6 +275,14 @@ class Deployer:
             raise MachineError(f"the core has refused the system for {listed(before)}", help="see its decisions")
         tell(f"{choice.text} decides for {name!r}; its replicas and open requests stay")
         return Done(tuple(each for each in self.statuses() if each.application == name))
+
+    def _on_choice(self, decided: Decided) -> None:
+        """An overseer has chosen: a server that starts again begins with that system, and so do later versions."""
+        application = self._applications[decided.application]
+        overseer = self._core.state.applications[application.key].parts.overseer
+        assert overseer is not None
+        self._ordered[application.name] = beginning_with(application.system, overseer, decided.choice)
+        self._remember()
 
     def _living(self, name: str) -> list[Version]:
         return [each for each in self._core.versions(name) if each.state not in ENDING_STATES]

@@ -43,7 +43,7 @@ class KeptVersion(Struct, frozen=True, omit_defaults=True):
     definition: dict[str, Any] | None = None
     """None for an application as the command line names it."""
     ordered: SystemChoice | None = None
-    """The system that was ordered for its application while that served."""
+    """The system that was ordered for its application while that served, or that its overseer has chosen."""
 
     @property
     def application(self) -> Application:
@@ -77,7 +77,7 @@ class Restored:
 
     @property
     def ordered(self) -> dict[str, SystemChoice]:
-        """By application, the systems that were ordered while it served."""
+        """By application, the systems that were ordered or chosen while it served."""
         return {
             name: each.ordered
             for name, versions in self.versions.items()
@@ -191,7 +191,7 @@ class VersionMemory:
                 share = f" with {100 * each.canary.share:.3g} %" if each.canary and each is not first else ""
                 found.notes.append(f"version {each.version} of {name!r}{share}")
         if first.ordered is not None:
-            found.notes.append(f"{name!r} under {first.ordered.text}, as was ordered")
+            found.notes.append(f"{name!r} under {first.ordered.text}, as it was at the end")
         if first.definition is None:
             return [] if named is None else [replace(named, system=first.ordered or named.system)]
         return [rejoined(first.application, self._deployment, first.ordered)]
