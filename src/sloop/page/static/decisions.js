@@ -29,6 +29,11 @@ function afterwards(decision, next) {
   return `then: ${percent(share)} in time${worst}`;
 }
 
+/** Why, line by line: what an overseer has compared has a line for each system. */
+function reasons({ kind, why }) {
+  return kind === "overseer" ? why.replace(": ", "; ").split("; ") : [why];
+}
+
 function Decision({ decision, next }) {
   return html`<li class="decision ${decision.feasible === false ? "bad" : ""}">
     <time>${clock(decision.at_s)}</time>
@@ -36,7 +41,7 @@ function Decision({ decision, next }) {
     ${decision.application ? html`<b>${decision.application}</b>` : null}
     <span>${decision.what}</span>
     ${decision.change ? html`<div class="change">${decision.change}</div>` : null}
-    <div class="soft">${decision.why}</div>
+    ${reasons(decision).map((line) => html`<div class="soft">${line}</div>`)}
     ${decision.kind === "plan" ? html`<div>${afterwards(decision, next)}</div>` : null}
   </li>`;
 }

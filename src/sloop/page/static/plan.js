@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { recent, state } from "sloop/store";
-import { ask, counted, Field, html, ms, number, OFFLINE, Problem, Table, usd } from "sloop/words";
+import { ask, counted, Field, html, ms, number, OFFLINE, Problem, Table, usd, useAnswer } from "sloop/words";
 
 function startRates() {
   const rates = {};
@@ -32,19 +32,10 @@ function Answer({ plan }) {
 export function Plan() {
   const [rates, setRates] = useState(startRates);
   const [system, setSystem] = useState("");
-  const [plan, setPlan] = useState(null);
-  const [error, setError] = useState(null);
-  const [isAsking, setAsking] = useState(false);
-  const submit = async (event) => {
+  const { answer: plan, error, isAsking, put } = useAnswer();
+  const submit = (event) => {
     event.preventDefault();
-    setError(null);
-    setAsking(true);
-    try {
-      setPlan(await ask("/ask", JSON.stringify({ kind: "plan", rates_rps: rates, system })));
-    } catch (problem) {
-      setError(problem);
-    }
-    setAsking(false);
+    put(() => ask("/ask", JSON.stringify({ kind: "plan", rates_rps: rates, system })));
   };
   const set = (name, value) => setRates({ ...rates, [name]: Math.max(0, Number(value) || 0) });
   return html`

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { state } from "sloop/store";
-import { ask, clock, Field, html, ms, OFFLINE, Problem, Table } from "sloop/words";
+import { ask, clock, Field, html, ms, OFFLINE, Problem, Table, useAnswer } from "sloop/words";
 
 const PARTS = [
   ["network_ms", "network", "--line-5"],
@@ -58,20 +58,10 @@ function Story({ story }) {
 
 export function Request() {
   const [name, setName] = useState("");
-  const [story, setStory] = useState(null);
-  const [error, setError] = useState(null);
-  const [isAsking, setAsking] = useState(false);
-  const find = async (wanted) => {
+  const { answer: story, error, isAsking, put } = useAnswer();
+  const find = (wanted) => {
     setName(wanted);
-    setError(null);
-    setStory(null);
-    setAsking(true);
-    try {
-      setStory(await ask("/ask", JSON.stringify({ kind: "request", name: wanted })));
-    } catch (problem) {
-      setError(problem);
-    }
-    setAsking(false);
+    put(() => ask("/ask", JSON.stringify({ kind: "request", name: wanted })));
   };
   const rows = [...state.picture.missed].reverse().map((request) => [
     clock(request.at_s),
@@ -86,7 +76,7 @@ export function Request() {
     </form>
     ${state.isLive ? null : html`<p class="soft">${OFFLINE}</p>`}
     <${Problem} error=${error} />
-    ${story ? html`<${Story} story=${story} />` : null}
+    ${story && !isAsking && !error ? html`<${Story} story=${story} />` : null}
     <h2>Requests that were not served in time</h2>
     ${rows.length ? html`<${Table} label="missed requests" rows=${rows} numbers=${[1, 5, 6]}
       head=${["when", "request", "client's name", "application", "end", "took", "deadline", "stage", "why"]} />`

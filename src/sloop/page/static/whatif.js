@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { state } from "sloop/store";
-import { ask, clock, Field, html, ms, number, OFFLINE, percent, Problem, Table } from "sloop/words";
+import { ask, clock, Field, html, ms, number, OFFLINE, percent, Problem, Table, useAnswer } from "sloop/words";
 
 const SPANS = { "1 minute": 60, "10 minutes": 600, "1 hour": 3600 };
 
@@ -60,22 +60,13 @@ function Answer({ answer, command }) {
 export function WhatIf() {
   const [span, setSpan] = useState("10 minutes");
   const [text, setText] = useState("static, elastic");
-  const [answer, setAnswer] = useState(null);
-  const [error, setError] = useState(null);
-  const [isAsking, setAsking] = useState(false);
+  const { answer, error, isAsking, put } = useAnswer();
   const lastS = SPANS[span];
   const command = `sloop simulate ${state.picture.log ?? "LOG"} --last-s ${lastS} --system '${text}'`;
-  const submit = async (event) => {
+  const submit = (event) => {
     event.preventDefault();
-    setError(null);
-    setAsking(true);
-    try {
-      const question = { kind: "what-if", last_s: lastS, systems: systemsIn(text) };
-      setAnswer({ answer: await ask("/ask", JSON.stringify(question)), command });
-    } catch (problem) {
-      setError(problem);
-    }
-    setAsking(false);
+    const question = { kind: "what-if", last_s: lastS, systems: systemsIn(text) };
+    put(async () => ({ answer: await ask("/ask", JSON.stringify(question)), command }));
   };
   return html`
     <form class="ask" onSubmit=${submit}>

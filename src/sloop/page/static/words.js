@@ -1,6 +1,7 @@
 // Numbers, instants and small pieces of text, and the tags that all views use.
 
 import { h } from "preact";
+import { useState } from "preact/hooks";
 import htm from "htm";
 import { state } from "sloop/store";
 
@@ -59,6 +60,21 @@ export async function ask(path, body) {
   }
   if (!answer.ok || value?.error) throw new Error([value?.error ?? text, value?.help].filter(Boolean).join(" – "));
   return value;
+}
+
+/** An answer that is asked for: `put(question)` asks, and the last answer stays until the next one has come. */
+export function useAnswer() {
+  const [known, set] = useState({ answer: null, error: null, isAsking: false });
+  const put = async (question) => {
+    set((before) => ({ ...before, error: null, isAsking: true }));
+    try {
+      const answer = await question();
+      set({ answer, error: null, isAsking: false });
+    } catch (error) {
+      set((before) => ({ ...before, error, isAsking: false }));
+    }
+  };
+  return { ...known, put };
 }
 
 /** What cannot be done without a server, in a report. */
