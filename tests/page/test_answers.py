@@ -77,7 +77,7 @@ def test_a_system_that_prints_spoils_no_answer(tmp_path: Path) -> None:
         assert process.stdout is not None
         found: dict[str, Any] = msgspec.json.decode(process.stdout.read())
     assert [run["label"] for run in found["runs"]] == ["mine", "mine"]
-    setup = ShadowSystemSetup(str(log), RUN, time.time_ns() - 10**10, str(file), {})
+    setup = ShadowSystemSetup(str(log), RUN, time.monotonic_ns() - 10**10, str(file), {})
     with process_of("sloop.page.shadow_system", setup) as process:
         assert process.stdout is not None
         told: dict[str, Any] = msgspec.json.decode(process.stdout.readline())

@@ -50,6 +50,15 @@ PROFILE: Final = {
     "load_s": 1,
     "memory_bytes": 50_000_000,
 }
+SIZED: Final = {
+    "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0},
+    "max_batch": 8,
+    "max_cores": 4,
+    "sizes": [
+        {"size": size, "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": beta, "gamma": 10.0}}
+        for size, beta in ((16, 2.0), (512, 64.0))
+    ],
+}
 SETTLED_MS: Final = 20_000
 
 
@@ -301,6 +310,64 @@ def test_the_log_of_a_run_as_a_page_has_its_views(tmp_path: Path, tab: Tab) -> N
     for view, expected in (("Now", "restore"), ("Decisions", "the first plan"), ("Requests", "dropped")):
         tab.page.click(f"nav a:has-text('{view}')")
         tab.page.locator("main", has_text=expected).wait_for()
+
+
+@pytest.fixture(scope="module")
+def overseen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run of rows of several sizes under an autopilot, then under another system. Its log ends while a
+    batch runs."""
+    folder = tmp_path_factory.mktemp("overseen")
+    among = [{"name": "static", "replicas": count, "cores": 1} for count in (3, 1)]
+    scenario = load_scenario(
+        {
+            "name": "texts",
+            "slo_ms": 900,
+            "stages": [{"name": "read", "profile": SIZED, "sizes": [512], "pad": {"ids": 0}}],
+            "system": {"name": "autopilot", "among": among, "every_s": 60, "target": 0.9},
+            "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": 4, "memory_bytes": 10**9}]},
+            "trace": {"kind": "poisson", "rate": 6, "rows": 2, "sizes": [16, 264]},
+            "duration_s": 330,
+            "seed": 4,
+            "changes": [{"at_s": 300, "application": "texts", "system": {"name": "hpa", "target": 0.6}}],
+        }
+    )
+    run_scenario(scenario, scenario.systems[0], log=folder / "run.jsonl")
+    lines = (folder / "run.jsonl").read_bytes().splitlines(keepends=True)
+    last = max(place for place, line in enumerate(lines) if b'"start_batch"' in line and b"264" in line)
+    (folder / "cut.jsonl").write_bytes(b"".join(lines[: last + 1]))
+    text = log_page(read_log(folder / "cut.jsonl"), made=datetime(2026, 11, 30, tzinfo=UTC))
+    (folder / "report.html").write_text(text)
+    return folder / "report.html"
+
+
+def test_an_autopilot_shows_the_numbers_that_it_has_compared_and_an_order_who_decides_since(
+    overseen: Path, tab: Tab
+) -> None:
+    tab.page.goto(f"{overseen.as_uri()}#decisions")
+    tab.page.select_option("label:has-text('Kind') select", "overseer")
+    told = [each.inner_text().splitlines() for each in tab.page.locator("li.decision").all()]
+    said = [next(line for line in lines if "static" in line) for lines in told][::-1]
+    assert "wins, 1 of 3 times in a row" in " ".join(told[-1])
+    assert any("static (replicas 1, cores 1) decides" in line for line in said)
+    compared = [line for line in told[0] if "in time for" in line]
+    assert [line.split(" in time")[0].rsplit(" (", 1)[0].rsplit(" ", 2)[0] for line in compared] == [
+        "static (replicas 3, cores 1)",
+        "static (replicas 1, cores 1)",
+    ], "one line each"
+    tab.page.select_option("label:has-text('Kind') select", "system")
+    (changed,) = tab.page.locator("li.decision").all()
+    assert "hpa decides from now on, where autopilot" in changed.inner_text()
+
+
+def test_sizes_rows_and_padding_are_shown_where_the_replicas_are(overseen: Path, tab: Tab) -> None:
+    tab.page.goto(f"{overseen.as_uri()}#now")
+    table = tab.page.locator("[aria-label=replicas]")
+    table.wait_for()
+    running = [row for row in table.locator("tbody tr").all() if "of sizes up to 264" in row.inner_text()]
+    assert running
+    assert re.search(r"[2-8] of 8, of sizes up to 264", running[0].inner_text())
+    assert re.search(r"[\d.]+ % of what read has computed was padding", tab.text())
+    assert "System hpa (target 0.6)." in tab.text()
 
 
 def test_a_killed_server_is_stale_and_the_page_comes_back_by_itself(tmp_path: Path, tab: Tab) -> None:

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
@@ -62,9 +64,13 @@ class HangUp(socketserver.BaseRequestHandler):
 
 @contextmanager
 def page_of(
-    folder: Path, *shadows: str, server_kind: type[socketserver.BaseRequestHandler] = HealthOnly, **constants: float
+    folder: Path,
+    *shadows: str,
+    server_kind: type[socketserver.BaseRequestHandler] = HealthOnly,
+    key_file: Path | None = None,
+    **constants: float | str,
 ) -> Iterator[int]:
-    """The port of a page beside such a server, with other values of the module's constants."""
+    """The port of a page beside such a server, with other values (expressions) of the module's constants."""
     assigned = "; ".join(f"process.{name} = {value}" for name, value in {**QUICK, **constants}.items())
     code = f"import sys; from sloop.page import process; {assigned}; process.main(sys.argv[1:])"
     (reading, writing), listening = os.pipe(), socket.create_server(("127.0.0.1", 0))
@@ -72,7 +78,9 @@ def page_of(
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        setup = PageSetup(str(folder), RUN, time.time_ns() - 10**10, url, shadows=tuple((name, {}) for name in shadows))
+        begun = time.monotonic_ns() - 10**10, time.time_ns() - 10**10
+        named = tuple((name, dict[str, Any]()) for name in shadows)
+        setup = PageSetup(str(folder), RUN, *begun, url, api_key_file=str(key_file or ""), shadows=named)
         fds = listening.fileno(), reading
         command = [sys.executable, "-c", code, *map(str, (*fds, os.getpid()))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds) as page:
@@ -142,3 +150,38 @@ def test_a_shadow_that_says_too_much_ends_alone(recorded: Path) -> None:
     with page_of(recorded, "static", SHADOW_LINE_BYTES=64) as port:
         event = told(port, lambda event: "static" in event["shadows"])
         assert "more than 64 bytes" in event["shadows"]["static"]["error"]
+
+
+def test_a_disk_without_room_is_said_and_the_page_goes_on_when_there_is_some(tmp_path: Path, recorded: Path) -> None:
+    """The file that the disk's state is read from stands for a disk."""
+    full = tmp_path / "full"
+    full.touch()
+    with page_of(recorded, has_room=f"lambda folder: not process.Path({str(full)!r}).exists()") as port:
+        event = told(port, has_trouble("the disk is full"))
+        assert event["picture"], "what was seen before stays"
+        full.unlink()
+        told(port, lambda event: not event["health"]["trouble"])
+
+
+def test_a_key_file_that_is_damaged_locks_the_page_until_it_is_right(tmp_path: Path, recorded: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one two three four\n")
+    keys.chmod(0o600)
+    with page_of(recorded, key_file=keys) as port:
+
+        def begun(key: str) -> int:
+            request = Request(f"http://127.0.0.1:{port}/key", key.encode(), {"origin": f"http://127.0.0.1:{port}"})
+            try:
+                with urlopen(request, timeout=30) as answer:
+                    return int(answer.status)
+            except HTTPError as error:
+                return error.code
+
+        assert begun("two") == 401
+        keys.write_text("sesame-sesame\n")
+        until_s = time.monotonic() + 30
+        while begun("sesame-sesame") == 401:
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
+        assert begun("sesame-sesame") == 200
+        assert begun("two") == 401

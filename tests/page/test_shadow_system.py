@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sloop.actions import Rollout, VersionState
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_deployment, load_scenario
 from sloop.errors import InputError
+from sloop.events import WOKE
 from sloop.page import shadow_system
 from sloop.page.picture import Picture
 from sloop.page.questions import ShadowSystemSetup, ShadowSystemState
-from sloop.page.shadow_system import ShadowSystemTeller, follow, requests_of
+from sloop.page.shadow_system import ShadowSystemTeller, VersionsChanged, follow, requests_of
 from sloop.runlog import FileLog, MemoryLog, read_log
 from sloop.runlog.follow import LogFollower
 from sloop.runlog.segments import segment_path
@@ -61,6 +63,23 @@ def test_requests_come_with_a_new_zero_and_time_passes_without_them(
         assert event.sent_ns == request.sent_ns - from_ns
     assert [at for at, _ in events[-3:]] == [8 * 10**9, 9 * 10**9, 10 * 10**9]
     assert [at for at, _ in events] == sorted(at for at, _ in events)
+
+
+def test_another_version_that_serves_lets_it_begin_anew(
+    recorded: tuple[Path, MemoryLog, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow_system, "READ_S", 0.0)
+    header, second = header_of(recorded[2].setup(), origin="sim"), 10**9
+    with FileLog(segment_path(tmp_path, RUN, 1), header) as written, closing(LogFollower(tmp_path, RUN)) as log:
+        written.append(second, Rollout("restore", "2", VersionState.SERVING, 1.0, "before it began"))
+        written.append(3 * second, Rollout("restore", "3", VersionState.STARTING, 0.0, "not yet"))
+        written.flush()
+        events = requests_of(log, 2 * second, lambda: 4 * second)
+        assert next(events) == (2 * second, WOKE)
+        written.append(5 * second, Rollout("restore", "3", VersionState.SERVING, 1.0, "it is ready"))
+        written.flush()
+        with pytest.raises(VersionsChanged):
+            next(events)
 
 
 def test_what_it_tells_is_the_state_of_the_run_that_it_has_played(recorded: tuple[Path, MemoryLog, World]) -> None:

@@ -460,8 +460,10 @@ def page_of(server: Serving, settings: Settings, where: str) -> str:
     if not (settings.api_key or settings.api_key_file or is_loopback(host)):
         _log.warning("the page at %s has no API key: everybody who can connect may look and ask", host)
     scheme = "https" if settings.tls is not None else "http"
+    now_ns = server.driver.now_ns
     setup = PageSetup(
-        *(str(server.journal.path.absolute()), server.journal.run, time.time_ns() - server.driver.now_ns),
+        *(str(server.journal.path.absolute()), server.journal.run),
+        *(time.monotonic_ns() - now_ns, time.time_ns() - now_ns),
         server=f"{scheme}://{host_and_port(server.host, server.http_port)}",
         api_key=settings.api_key,
         api_key_file=str(settings.api_key_file or ""),

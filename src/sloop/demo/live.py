@@ -41,6 +41,7 @@ class ServerReport(Struct, frozen=True):
     http: str = ""
     grpc: str = ""
     log: str = ""
+    page: str = ""
     error: str = ""
     help: str = ""
 

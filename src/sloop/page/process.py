@@ -36,9 +36,9 @@ from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion, ShadowSy
 from sloop.page.start import PageSetup
 from sloop.runlog import Header, read_log
 from sloop.runlog.follow import BEHIND_NS, LogFollower
-from sloop.runlog.segments import segments_in
+from sloop.runlog.segments import has_room, segments_in
 from sloop.serve.edge.service import Keys
-from sloop.serve.processes import begin, set_name
+from sloop.serve.processes import begin, said_by, set_name
 from sloop.serve.stderr import log_directly
 from sloop.systems.replay import beginning_of
 from sloop.units import NS_PER_S
@@ -76,7 +76,8 @@ class ServerPage:
 
     def __init__(self, setup: PageSetup) -> None:
         self._setup, self._folder = setup, Path(setup.folder)
-        keys = Keys(setup.api_key, Path(setup.api_key_file) if setup.api_key_file else None)
+        file = Path(setup.api_key_file) if setup.api_key_file else None
+        keys = Keys(setup.api_key, file, must_read=False)  # somebody may have damaged it since the server began
         sessions = Sessions(keys.accepts, is_required=keys.is_required)
         self.listener = PageListener(self._answer, sessions, setup.hosts)
         self._follower: LogFollower | None = None
@@ -111,12 +112,12 @@ class ServerPage:
                 if self._read():
                     await asyncio.sleep(0)
                     continue
-                self._trouble, pause_s = "", READ_S
+                self._trouble, pause_s = self._outage, READ_S
             except Exception as error:  # other programs may have changed, cut, moved or deleted it
                 why = error.what if isinstance(error, SloopError) else f"{type(error).__name__}: {error}"
                 if why not in self._trouble:
                     _log.warning("the page cannot read the event log: %s", why)
-                self._trouble = f"the event log cannot be read: {why}"
+                self._trouble = f"The event log cannot be read: {why}"
                 self._begin_anew()
                 pause_s = min(2 * pause_s, TROUBLE_S_MAX)
             await asyncio.sleep(pause_s)
@@ -135,9 +136,15 @@ class ServerPage:
         for now_ns, record in records:
             self._picture.append(now_ns, record)
         if not records:
-            now_ns = time.time_ns() - self._setup.zero_unix_ns
-            self._picture.reach(now_ns - BEHIND_NS)
+            self._picture.reach(time.monotonic_ns() - self._setup.zero_ns - BEHIND_NS)
         return bool(records)
+
+    @property
+    def _outage(self) -> str:
+        """Why the server cannot write its log, and so nothing new is seen; empty if it can."""
+        if has_room(self._folder):
+            return ""
+        return "The server cannot write its event log: the disk is full. What you see is from before."
 
     def _begin_anew(self) -> None:
         """Forget what was read."""
@@ -213,7 +220,7 @@ class ServerPage:
         """Keep what a shadow says; when it ends, so does this, and its last words stay."""
         name, parameters = self._setup.shadows[place]
         label = SystemChoice(name, parameters).text
-        setup = ShadowSystemSetup(self._setup.folder, self._setup.run, self._setup.zero_unix_ns, name, parameters)
+        setup = ShadowSystemSetup(self._setup.folder, self._setup.run, self._setup.zero_ns, name, parameters)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "sloop.page.shadow_system", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
@@ -273,29 +280,14 @@ class ServerPage:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "other questions are being answered; ask again in a moment")
         self._answering += 1
         try:
-            return PageAnswer(await self._ask_process(Asked(self._setup.folder, question)))
+            asked = msgspec.json.encode(Asked(self._setup.folder, question))
+            said, status = await said_by("sloop.page.answers", asked, ANSWER_S_MAX)
         except TimeoutError:
             return _refusal(HTTPStatus.GATEWAY_TIMEOUT, f"there is no answer after {ANSWER_S_MAX:g} s")
         finally:
             self._answering -= 1
-
-    async def _ask_process(self, asked: Asked) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "sloop.page.answers", str(os.getpid())),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(ANSWER_S_MAX):
-                said, _ = await process.communicate(msgspec.json.encode(asked))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        if not said:
-            why = f"its process ended with {process.returncode}: it failed, or needed more than {ANSWER_CPU_S_MAX} s"
-            return msgspec.json.encode({"error": why})
-        return said
+        why = f"its process ended with {status}: it failed, or needed more than {ANSWER_CPU_S_MAX} s"
+        return PageAnswer(said or msgspec.json.encode({"error": why}))
 
     async def _pass_on(self, request: PageRequest) -> PageAnswer:
         """Let the server answer."""

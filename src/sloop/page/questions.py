@@ -64,8 +64,8 @@ class ShadowSystemSetup(Struct, frozen=True):
     folder: str
     """Of the server's log."""
     run: str
-    zero_unix_ns: int
-    """The Unix time of the log's instant 0."""
+    zero_ns: int
+    """The log's instant 0 on this machine's monotonic clock."""
     system: str
     parameters: dict[str, Any]
 

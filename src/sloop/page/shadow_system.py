@@ -5,24 +5,28 @@
 The process follows the server's log. Its core has the applications and nodes of the server and another system; only
 requests are taken from the log, everything else (starts, batches, failures) is simulated from the profiles. So it says
 what that system would have running at this moment, and what it would cost, had it served from here on. It writes a line
-of JSON each second. Nothing that it orders is carried out.
+of JSON each second. Nothing that it orders is carried out. When a version begins or ends to serve, it begins anew with
+those that there are then.
 """
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from sloop.actions import Rollout, VersionState
 from sloop.app.application import SystemChoice
 from sloop.errors import SloopError
 from sloop.events import WOKE, Event
+from sloop.page.answers import served_now
 from sloop.page.picture import Picture, levels_of
-from sloop.page.questions import ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
+from sloop.page.questions import ANSWER_BYTES_MAX, ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
 from sloop.report.explain.texts import plan_text
 from sloop.runlog import Record, read_log
 from sloop.runlog.fold import DeploymentState
@@ -32,7 +36,7 @@ from sloop.runlog.summary import shifted
 from sloop.serve.processes import begin, own_stdout
 from sloop.sim.engine import play
 from sloop.sim.world import World
-from sloop.systems.replay import header_of, rebuild, require_all
+from sloop.systems.replay import header_of, require_all
 from sloop.units import FOREVER_NS, NS_PER_S, to_s
 from sloop.vocabulary import Request
 
@@ -77,16 +81,25 @@ class ShadowSystemTeller:
         return ShadowSystemState(self._from_s + now_s, rows)
 
 
+class VersionsChanged(Exception):
+    """The server has other versions than those with which the shadow began."""
+
+
 def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Iterator[tuple[int, Event]]:
     """The requests in the log as they come, with `from_ns` as the new zero; and again and again that time has passed.
-    `clock` returns the instant up to which the log is complete."""
+    `clock` returns the instant up to which the log is complete. VersionsChanged if a version begins or ends to serve.
+    """
     last_ns = 0
     while True:
         records = log.read()
         for now_ns, record in records:
-            if isinstance(record, Request) and now_ns >= from_ns:
+            if now_ns < from_ns:
+                continue
+            if isinstance(record, Request):
                 last_ns = max(last_ns, now_ns - from_ns)
                 yield last_ns, shifted(record, from_ns)
+            elif isinstance(record, Rollout) and record.state in (VersionState.SERVING, VersionState.RETIRED):
+                raise VersionsChanged
         if not records:
             last_ns = max(last_ns + 1, clock() - from_ns)
             yield last_ns, WOKE
@@ -94,20 +107,21 @@ def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Ite
 
 
 def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:
-    """Run the other system beside the server, for ever. SloopError if it cannot serve these applications."""
+    """Run the other system beside the server until that has other versions (VersionsChanged). SloopError if it cannot
+    serve these applications."""
     folder = Path(setup.folder)
     newest = max(segment for segment in segments_in(folder) if segment.run == setup.run)
     begun = read_log(newest.path)
     require_all(begun, "a shadow")
-    deployment = rebuild(begun.header).deployment
     choice = SystemChoice(setup.system, setup.parameters, path="shadow")
-    world = World(0, deployment.under(choice), {}, FOREVER_NS)
-    built, from_ns = world.setup(), time.time_ns() - setup.zero_unix_ns - BEHIND_NS
+    from_ns = time.monotonic_ns() - setup.zero_ns - BEHIND_NS
+    world = World(0, served_now(begun).under(choice), {}, FOREVER_NS)
+    built = world.setup()
     fold = DeploymentState(built.parts(), nodes=world.deployment.cluster, start_ns=0)
     picture = Picture(header_of(built, origin="sim"), fold, 0.0)
     teller = ShadowSystemTeller(picture, to_s(from_ns), write)
     with closing(LogFollower(folder, setup.run, newest.number)) as log:
-        ingress = requests_of(log, from_ns, lambda: time.time_ns() - setup.zero_unix_ns - BEHIND_NS)
+        ingress = requests_of(log, from_ns, lambda: time.monotonic_ns() - setup.zero_ns - BEHIND_NS)
         cluster = world.cluster()
         play(built.core(), cluster, ingress, until_ns=FOREVER_NS, appends=[teller.append, cluster.note])
 
@@ -117,6 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     (parent,) = arguments
     begin(int(parent), ())
     os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=ShadowSystemSetup)
     said = own_stdout()
 
@@ -125,9 +140,14 @@ def main(arguments: Sequence[str]) -> None:
         said.flush()
 
     try:
-        follow(setup, write)
+        while True:
+            with suppress(VersionsChanged):
+                follow(setup, write)
+            time.sleep(to_s(BEHIND_NS))  # so that it does not see the same change again
     except SloopError as error:
         write(msgspec.json.encode(ShadowSystemState(0.0, error=error.what)) + b"\n")
+    except MemoryError:
+        write(msgspec.json.encode(ShadowSystemState(0.0, error="it needs too much memory")) + b"\n")
     except Exception as error:  # a user's system may raise anything
         write(msgspec.json.encode(ShadowSystemState(0.0, error=f"it raised {type(error).__name__}: {error}")) + b"\n")
 

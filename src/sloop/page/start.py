@@ -54,8 +54,10 @@ class PageSetup(Struct, frozen=True):
     folder: str
     """Of the log."""
     run: str
+    zero_ns: int
+    """The log's instant 0 on this machine's monotonic clock, which nobody sets."""
     zero_unix_ns: int
-    """The Unix time of the log's instant 0."""
+    """Its Unix time, which is shown."""
     server: str
     """The server's URL."""
     api_key: str = ""

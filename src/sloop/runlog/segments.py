@@ -18,6 +18,8 @@ FOLDER: Final = "log"
 NAME: Final = re.compile(r"events-(?P<run>[0-9TZ]+)-(?P<number>\d{6,})\.jsonl(?P<gz>\.gz)?")
 PART: Final = ".part"
 """The end of the name of a file that is not finished."""
+ROOM_BYTES_MIN: Final = 2**20
+"""So much must be free for a log to go on."""
 
 
 class LogSegment(NamedTuple):
@@ -46,6 +48,15 @@ def next_run(folder: Path, now: datetime) -> str:
 
 def _name_of(date: datetime) -> str:
     return f"{date:%Y%m%dT%H%M%S%f}"[:-3] + "Z"
+
+
+def has_room(folder: Path) -> bool:
+    """Whether a log in this folder can go on."""
+    try:
+        there = os.statvfs(folder)
+    except OSError:
+        return False
+    return there.f_bavail * there.f_frsize >= ROOM_BYTES_MIN
 
 
 def segments_in(folder: Path) -> list[LogSegment]:

@@ -58,8 +58,6 @@ PLANNER_S_MAX: Final = 30.0
 """How long a segment waits for the state of the planner process before it begins without a snapshot."""
 RETRY_S: Final = 1.0
 """How often to look for room on a full disk."""
-ROOM_BYTES_MIN: Final = 2**20
-"""So much must be free before the log goes on."""
 CLOSE_S_MAX: Final = 1.0
 HELD_S_MAX: Final = 10.0
 HELD_MAX: Final = 200_000
@@ -436,11 +434,7 @@ class _DiskWriter:
 
     def _look_for_room(self) -> None:
         """Let the loop begin a new segment if the disk has room."""
-        try:
-            there = os.statvfs(self._path.parent)
-        except OSError:
-            return
-        self.has_room_again = there.f_bavail * there.f_frsize >= ROOM_BYTES_MIN
+        self.has_room_again = segments.has_room(self._path.parent)
 
     def _open(self, opening: Opening) -> None:
         """Go on in the next segment. If its beginning could not be written, the gap goes on."""

@@ -68,12 +68,12 @@ class Keys:
     Each line of the file is `KEY`, `NAME KEY`, or `NAME KEY admin`; several keys may have one name. Requests are
     counted by name. The key given at the start has no role: it is easier to see for others than a file.
     Raises `InputError` for a key or file that cannot be used; a file that becomes wrong later changes nothing, and is
-    reported in the log.
+    reported in the log. With `must_read` false, so is one that is wrong at first: until it is right, it has no keys.
     """
 
     __slots__ = ("_file", "_given", "_known", "_next_look_s", "_secret", "_stamp", "accepted", "is_required", "refused")
 
-    def __init__(self, key: str = "", file: Path | None = None) -> None:
+    def __init__(self, key: str = "", file: Path | None = None, *, must_read: bool = True) -> None:
         self._file, self._next_look_s = file, 0.0
         self._stamp: tuple[int, int, int] | None = None
         self._secret = token_bytes(32)
@@ -85,9 +85,11 @@ class Keys:
         self._given = {self._digest(checked_key(key, "the API key")): ClientKey("")} if key else {}
         self._known = self._given
         """By the digest of the key."""
-        if file is not None:
+        if file is not None and must_read:
             self._stamp = self._stamp_now(file)
             self._known = self._given | self._read(file)
+        elif file is not None:
+            self.reload()
 
     @property
     def has_admin(self) -> bool:
