@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from sloop.errors import InputError, MachineError
+from sloop.protobuf import described, fields_in
 
 PACKAGE: Final = "onnx"
-# message → ((field, type, number), …); a type in capitals is another message, "[]" repeats
 _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "Model": (
         *(("ir_version", "int64", 1), ("producer_name", "string", 2), ("producer_version", "string", 3)),
@@ -60,50 +59,23 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "Dimension": (("dim_value", "int64", 1), ("dim_param", "string", 2)),
     "Other": (),
 }
-_SCALARS: Final = {
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "double": FieldDescriptorProto.TYPE_DOUBLE,
-}
 FLOAT: Final = 1
 INT64: Final = 7
 DOUBLE: Final = 11
 """Element types of tensors."""
 EXTERNAL: Final = 1
 """The `data_location` of a tensor that lies in another file."""
+GRAPH: Final = 7 << 3 | 2
+"""The tag of the field `graph` in an encoded model."""
 LOCATION: Final = "location"
 """The key under which such a tensor names its file."""
 SHAPE_SIZES_MAX: Final = 16
 """A constant with more elements is no shape."""
 ML_DOMAIN: Final = "ai.onnx.ml"
-VARINT_BITS_MAX: Final = 70
-"""A number in a protobuf message has at most ten bytes of seven bits."""
 
-
-def _describe() -> Any:  # noqa: ANN401  # the class of a message
-    file = FileDescriptorProto(name="sloop/onnx.proto", package=PACKAGE, syntax="proto2")
-    for name, fields in _FIELDS.items():
-        _add_fields(file.message_type.add(name=name), fields)
-    pool = DescriptorPool()
-    pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Model"))
-
-
-def _add_fields(message: DescriptorProto, fields: tuple[tuple[str, str, int], ...]) -> None:
-    repeated, single = FieldDescriptorProto.LABEL_REPEATED, FieldDescriptorProto.LABEL_OPTIONAL
-    for name, kind, number in fields:
-        base = kind.removesuffix("[]")
-        field = message.field.add(name=name, number=number, label=single if base == kind else repeated)
-        if base in _SCALARS:
-            field.type = _SCALARS[base]
-        else:
-            field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{base}"
-
-
-_Model: Final = _describe()
+_POOL: Final = DescriptorPool()
+_POOL.Add(described("sloop/onnx.proto", PACKAGE, _FIELDS, syntax="proto2"))
+_Model: Final[Any] = GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.Model"))
 
 
 LFS: Final = b"version https://git-lfs"
@@ -202,37 +174,15 @@ def external_names(content: bytes, where: str) -> tuple[str, ...]:
 
 
 def _has_graph(content: mmap.mmap) -> bool:
-    """Whether these bytes are fields of a message, the last of which ends with them, with a graph among them. What is
-    in the fields is not read: a page of a web server is told from a model of many gigabytes at once."""
-    graph, place, found = 7, 0, False
-    while place < len(content):
-        tag, place = _varint(content, place)
-        length = 0
-        match tag & 7:
-            case 0:
-                _, place = _varint(content, place)
-            case 1:
-                length = 8
-            case 2:
-                length, place = _varint(content, place)
-            case 5:
-                length = 4
-            case _:
-                return False
-        place += length
-        found = found or tag == graph << 3 | 2
-    return found and place == len(content)
-
-
-def _varint(content: mmap.mmap, place: int) -> tuple[int, int]:
-    """The number that begins at `place`, and the place after it; beyond the end if it does not end."""
-    value = shift = 0
-    while place < len(content) and shift < VARINT_BITS_MAX:
-        byte = content[place]
-        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
-        if byte < 0x80:  # the highest bit says that more follow
-            return value, place
-    return 0, len(content) + 1
+    """Whether these bytes are fields of a message, the last of which ends with them, with a graph among them: a page of
+    a web server is told from a model of many gigabytes at once."""
+    found = False
+    try:
+        for tag, *_ in fields_in(content, 0, len(content)):
+            found = found or tag == GRAPH
+    except ValueError:
+        return False
+    return found
 
 
 # Graphs within graphs: the branches of If, the bodies of loops

@@ -7,15 +7,16 @@ clients in the same process may have messages of the same names. Source: Open In
 from functools import cache
 from typing import Any, Final
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from sloop.protobuf import described
+
 PACKAGE: Final = "inference"
 SERVICE: Final = "inference.GRPCInferenceService"
 
-# message → ((field, type, number), …); a type in capitals is another message, "[]" repeats, "{}" maps from strings
 _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "ServerLiveRequest": (),
     "ServerLiveResponse": (("live", "bool", 1),),
@@ -172,58 +173,15 @@ METHODS: Final = (
     "RepositoryModelUnload",
 )
 
-_SCALARS: Final = {
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "uint32": FieldDescriptorProto.TYPE_UINT32,
-    "uint64": FieldDescriptorProto.TYPE_UINT64,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "double": FieldDescriptorProto.TYPE_DOUBLE,
-}
-
 
 def _describe() -> FileDescriptorProto:
-    file = FileDescriptorProto(name="sloop/inference.proto", package=PACKAGE, syntax="proto3")
-    known: dict[str, DescriptorProto] = {}
-    for path in sorted(_FIELDS):  # an outer message sorts before those inside it
-        outer, _, name = path.rpartition(".")
-        message = (known[outer].nested_type if outer else file.message_type).add(name=name)
-        known[path] = message
-    for path, fields in _FIELDS.items():
-        message = known[path]
-        if path in _ONE_OF:
-            message.oneof_decl.add(name=_ONE_OF[path])
-        for name, kind, number in fields:
-            _add_field(message, path, name, kind, number)
+    file = described("sloop/inference.proto", PACKAGE, _FIELDS, syntax="proto3", one_of=_ONE_OF)
     service = file.service.add(name=SERVICE.rpartition(".")[2])
     for method in METHODS:
         service.method.add(
             name=method, input_type=f".{PACKAGE}.{method}Request", output_type=f".{PACKAGE}.{method}Response"
         )
     return file
-
-
-def _add_field(message: DescriptorProto, path: str, name: str, kind: str, number: int) -> None:
-    base = kind.removesuffix("[]").removesuffix("{}")
-    repeated = kind != base
-    field = message.field.add(name=name, number=number)
-    field.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-    if path in _ONE_OF:
-        field.oneof_index = 0
-    if kind.endswith("{}"):
-        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
-        entry = message.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        _add_field(entry, "", "key", "string", 1)
-        _add_field(entry, "", "value", base, 2)
-        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{path}.{entry_name}"
-    elif base in _SCALARS:
-        field.type = _SCALARS[base]
-    else:
-        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{base}"
 
 
 POOL: Final = DescriptorPool()

@@ -13,9 +13,10 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from msgspec import Struct
 
 from sloop.app.limits import ServerLimits, setting
 from sloop.memory import give_back
+from sloop.protobuf import fields_in
 from sloop.serve.edge import service as offered
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyReservation
@@ -664,59 +666,26 @@ def inference(message: bytes) -> tuple[Any, Sequence[Buffer]]:
         return request, request.raw_input_contents
     view, left = memoryview(message), FIELDS_MAX
     raws, rest = list[Buffer](), list[Buffer]()
-    for tag, begin, start, end in _fields(message, 0, len(message)):
-        left -= 1
-        if tag == RAW_INPUT:
-            raws.append(view[start:end])
-        else:
-            rest.append(view[begin:end])
-        if tag in (INPUT, OUTPUT):
-            for _ in _fields(message, start, end):
-                left -= 1
-                if left < 0:
-                    break
-        if left < 0:
-            fix = "send raw_input_contents, which is one field for each input, and fewer inputs"
-            raise Refusal(413, f"message: more than {FIELDS_MAX} fields", fix)
+    try:
+        for tag, begin, start, end in fields_in(message, 0, len(message)):
+            left -= 1
+            if tag == RAW_INPUT:
+                raws.append(view[start:end])
+            else:
+                rest.append(view[begin:end])
+            if tag in (INPUT, OUTPUT):
+                left -= sum(1 for _ in islice(fields_in(message, start, end), left + 1))
+            if left < 0:
+                fix = "send raw_input_contents, which is one field for each input, and fewer inputs"
+                raise Refusal(413, f"message: more than {FIELDS_MAX} fields", fix)
+    except ValueError as error:
+        raise bad("message", str(error), "send a whole message of the Open Inference Protocol") from None
     size = sum(map(len, rest))
     if size > PARSED_BYTES_MAX:
         what = f"message: {size} bytes beside raw_input_contents; the limit is {PARSED_BYTES_MAX}"
         raise Refusal(413, what, "send raw_input_contents")
     request = parsed(b"".join(rest), kind)
     return request, raws
-
-
-def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The tag of each field of a message, where it begins, where its value does, and where both end."""
-    while at < end:
-        begin = at
-        tag, at = _varint(message, at, end)
-        kind, start = tag & 7, at
-        if kind == 0:
-            at = _varint(message, at, end)[1]
-        elif kind == 2:
-            size, start = _varint(message, at, end)
-            at = start + size
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise bad("message", f"a field of wire type {kind}", "send the messages of the Open Inference Protocol")
-        if at > end:
-            raise bad("message", "it ends within a field", "send the whole message")
-        yield tag, begin, start, at
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of up to ten bytes, and where what follows begins."""
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise bad("message", "it ends within a field", "send the whole message")
 
 
 class InferOptions(Struct):
