@@ -24,7 +24,6 @@ from sloop.profile.fit import (
     fit_sharing,
     fit_table,
     held_out_error,
-    isotonic,
     nonnegative_least_squares,
     points_p50,
     points_p99,
@@ -32,6 +31,7 @@ from sloop.profile.fit import (
 from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ScalabilityLaw
 from sloop.profile.profile import Amdahl, Fit, LatencyTable, Quadratic, Sample
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS
+from sloop.profile.size_law import never_falling
 
 assert isinstance(RESNET18_HUMAN.latency_ms, LatencyTable)
 GRID = [Point(batch, cores, ms) for batch, row in RESNET18_HUMAN.latency_ms.table.items() for cores, ms in row.items()]
@@ -157,20 +157,6 @@ def test_tables_are_monotone_and_leave_monotone_ones_alone(latencies: list[float
             assert table[b1][c1] <= table[b2][c2]
     again = fit_table([Point(batch, cores, table[batch][cores]) for batch, cores in cells])
     assert again.max_error < 1e-9
-
-
-@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 5)), min_size=1, max_size=7))
-@settings(max_examples=50)
-def test_isotonic_is_the_min_max_formula(given_values: list[tuple[float, int]]) -> None:
-    values = [value for value, _ in given_values]
-    weights = [weight for _, weight in given_values]
-
-    def mean(low: int, high: int) -> float:
-        return float(np.average(values[low : high + 1], weights=weights[low : high + 1]))
-
-    size = len(values)
-    expected = [max(min(mean(i, j) for j in range(k, size)) for i in range(k + 1)) for k in range(size)]
-    assert isotonic(values, weights) == pytest.approx(expected)
 
 
 def test_points_of_samples() -> None:
@@ -318,7 +304,7 @@ def test_a_table_of_slowdowns_is_the_nearest_that_never_falls(factors: list[floa
     found = fit_count_law(points).factors
     assert found[0] == 1.0
     assert all(after >= before for before, after in pairwise(found))
-    nearest = isotonic(factors, [1.0] * len(factors))
+    nearest = never_falling(factors, [1.0] * len(factors))
     assert found[1:] == pytest.approx([max(1.0, factor) for factor in nearest[1:]])
 
 

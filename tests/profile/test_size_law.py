@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import mul
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,6 +120,20 @@ def test_numbers_that_never_fall_have_the_mean_of_those_they_replace(given: list
         assert found == list(values)
     mean = sum(map(mul, values, weights)) / sum(weights)
     assert sum(map(mul, found, weights)) / sum(weights) == pytest.approx(mean)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 5)), min_size=1, max_size=7))
+@settings(max_examples=50)
+def test_numbers_that_never_fall_are_the_min_max_formula(given_values: list[tuple[float, int]]) -> None:
+    values = [value for value, _ in given_values]
+    weights = [weight for _, weight in given_values]
+
+    def mean(low: int, high: int) -> float:
+        return float(np.average(values[low : high + 1], weights=weights[low : high + 1]))
+
+    size = len(values)
+    expected = [max(min(mean(i, j) for j in range(k, size)) for i in range(k + 1)) for k in range(size)]
+    assert never_falling(values, weights) == pytest.approx(expected)
 
 
 def test_a_class_with_many_batches_is_believed_at_its_p99() -> None:

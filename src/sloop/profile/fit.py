@@ -9,6 +9,7 @@ specification 2.1.1 and 7.2.
 
 import contextlib
 from collections.abc import Sequence
+from itertools import combinations
 from math import exp, inf, log
 from statistics import fmean, median
 from typing import Final, Literal, NamedTuple, get_args
@@ -18,11 +19,10 @@ from numpy.typing import NDArray
 
 from sloop.profile.interference import BandwidthLaw, CountLaw, ProcessorSharing, ScalabilityLaw, Slowdown
 from sloop.profile.profile import Amdahl, Cells, DeviceSharing, Fit, Latency, LatencyTable, Origin, Quadratic, Sample
+from sloop.profile.size_law import never_falling
 
 Percentile = Literal["p50", "p99"]
 
-PASSES_MAX: Final = 10
-"""Passes for each column after which non-negative least squares ends, if rounding lets it go in circles."""
 SWEEPS: Final = 300
 """Limit of the alternating projections; a grid of 30 cells needs about ten."""
 RUNS_FOR_P99: Final = 100
@@ -227,7 +227,7 @@ def fit_count_law(points: Sequence[SlowdownPoint]) -> CountLaw:
     wholes = sorted({int(count) for count in counts})
     means = [float(factors[counts == whole].mean()) for whole in wholes]
     weights = [float((counts == whole).sum()) for whole in wholes]
-    rising = [max(1.0, factor) for factor in isotonic(means, weights)]
+    rising = [max(1.0, factor) for factor in never_falling(means, weights)]
     known = {1: 1.0} | {whole: factor for whole, factor in zip(wholes, rising, strict=True) if whole > 1}
     every = np.interp(np.arange(1, wholes[-1] + 1), list(known), list(known.values()))
     return CountLaw(tuple(float(factor) for factor in every))
@@ -329,43 +329,24 @@ def _solve(rows: Vector, points: Sequence[Point], *, relative: bool) -> list[flo
 
 
 def nonnegative_least_squares(matrix: Vector, target: Vector) -> Vector:
-    """An x ≥ 0 with the least |matrix · x - target|: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter
-    23. Their active set reaches the optimum in finitely many passes; few columns need hardly more than one each.
+    """An x ≥ 0 with the least |matrix · x - target|.
 
+    At the minimum some components are 0, and the others are the plain least squares without these. There are few
+    columns, so every set of them is tried, the small ones first: a larger one must be better by more than rounding.
     Columns are scaled to length 1, which changes no solution and gives all of them one tolerance.
     """
-    size = matrix.shape[1]
+    count = matrix.shape[1]
     norms = np.linalg.norm(matrix, axis=0)
     norms[norms == 0] = 1.0
     columns = matrix / norms
-    tolerance = 10 * max(matrix.shape) * float(np.finfo(np.float64).eps) * float(np.linalg.norm(target))
-    found, is_free, is_refused = np.zeros(size), np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
-
-    def unconstrained() -> Vector:
-        """The least squares over the free columns alone."""
-        solution = np.zeros(size)
-        solution[is_free] = np.linalg.lstsq(columns[:, is_free], target, rcond=None)[0]
-        return solution
-
-    for _ in range(PASSES_MAX * size):
-        gains = np.where(is_free | is_refused, 0.0, columns.T @ (target - columns @ found))
-        entering = int(gains.argmax())
-        if gains[entering] <= tolerance:
-            break
-        is_free[entering] = True
-        wanted = unconstrained()
-        if wanted[entering] <= 0:  # the gain was rounding
-            is_free[entering], is_refused[entering] = False, True
-            continue
-        while (falling := is_free & (wanted <= 0)).any():  # go as far as all stay positive, and fix what became 0
-            steps = found[falling] / (found[falling] - wanted[falling])
-            found += steps.min() * (wanted - found)
-            found[np.flatnonzero(falling)[steps == steps.min()]] = 0.0
-            is_free &= found > 0
-            found[~is_free] = 0.0
-            wanted = unconstrained()
-        found = wanted
-        is_refused[:] = False
+    found, least = np.zeros(count), float(np.linalg.norm(target))
+    tolerance = 10 * max(matrix.shape) * float(np.finfo(np.float64).eps) * least
+    for used in (list(chosen) for size in range(1, count + 1) for chosen in combinations(range(count), size)):
+        tried = np.zeros(count)
+        tried[used] = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
+        missed = float(np.linalg.norm(columns @ tried - target))
+        if missed < least - tolerance and (tried >= 0).all():
+            found, least = tried, missed
     solution: Vector = found / norms
     return solution
 
@@ -387,23 +368,10 @@ def _project(
         for chains, correction in zip((by_batch, by_cores), corrections, strict=True):
             for chain in chains:
                 before = [current[cell] + correction[cell] for cell in chain]
-                after = isotonic(before, [weights[cell] for cell in chain])
+                after = never_falling(before, [weights[cell] for cell in chain])
                 for cell, old, new in zip(chain, before, after, strict=True):
                     moved = max(moved, abs(new - current[cell]))
                     current[cell], correction[cell] = new, old - new
         if moved < 1e-12:
             break
     return current
-
-
-def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values` in weighted least squares: pool adjacent violators."""
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        mean, total, length = value, float(weight), 1
-        while pools and pools[-1][0] > mean:
-            left_mean, left_total, left_length = pools.pop()
-            mean = (left_mean * left_total + mean * total) / (left_total + total)
-            total, length = left_total + total, left_length + length
-        pools.append((mean, total, length))
-    return [mean for mean, _, length in pools for _ in range(length)]
