@@ -142,6 +142,8 @@ def test_models_that_cannot_be_fetched(far: Path, store: BadStore, url: str, say
 def test_tokens_and_room(far: Path, store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.files["/tiny.onnx"].token = "Bearer letmein"
     assert "give a token for its host" in run("pull", far).stderr
+    for command in ("pull", "deploy"):
+        assert "in the environment as SLOOP_MODELS_TOKENS" in run(command, far, "--models-tokens", "tokens").stderr
     (tmp_path / "tokens").write_text("127.0.0.1 letmein\n")
     monkeypatch.setenv("SLOOP_MODELS_TOKENS", str(tmp_path / "tokens"))
     monkeypatch.setenv("SLOOP_MODELS_BYTES", "10")

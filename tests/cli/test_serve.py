@@ -168,6 +168,16 @@ def test_a_limit_of_a_server_in_an_application_is_told_where_it_belongs(app: Pat
     assert "--limits" in result.stderr
 
 
+@pytest.mark.parametrize("option", sorted(serving.REMOVED))
+def test_options_that_were_removed_say_what_replaces_them(app: Path, option: str) -> None:
+    for given in ([option, "3"], [f"{option}=3"]):
+        result = CliRunner().invoke(main, ["serve", str(app), *given])
+        said = " ".join(result.stderr.split())
+        assert (result.exit_code, f"{option} is no option any more: {serving.REMOVED[option]}" in said) == (2, True)
+    kinds = (*serving.LIMITS, "bytes", "log_bytes")
+    assert all(hasattr(ServerLimits(), key) for key in kinds)
+
+
 def test_the_help_of_serve_is_in_groups() -> None:
     text = CliRunner().invoke(main, ["serve", "--help"]).output
     titles = ["Options:", "Clients:", "State, logs and spans:", "Other machines:"]
@@ -199,12 +209,31 @@ RAY = ["--backend", "ray", "--agents-port", "9000"]
     [
         (["--agents-tls", "tls"], 2, "--agents-tls has no meaning with --backend local"),
         ([*RAY, "--agents-tls", "none"], 1, "none/tls.crt, "),
+        (
+            [*RAY, "--agents-tls-cert", "a.pem"],
+            2,
+            "is no option any more: name a folder with tls.crt, tls.key and ca.crt",
+        ),
         (["--agents-port", "9000"], 2, "--agents-port has no meaning with --backend local"),
+        (
+            ["--backend", "agents", "--address", "10.0.0.1:9000"],
+            2,
+            "--backend agents is gone, because Ray starts agents",
+        ),
+        ([*RAY, "--token-file", "token"], 2, "--token-file is no option any more: the state folder"),
     ],
 )
 def test_mistakes_about_other_machines_are_told(app: Path, options: list[str], code: int, told: str) -> None:
     result = CliRunner().invoke(main, ["serve", str(app), *options])
     assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
+
+
+def test_a_command_of_earlier_versions_says_what_replaces_it() -> None:
+    result = CliRunner().invoke(main, ["agent", "--join", "10.0.0.1:9000", "--name", "one"])
+    assert (result.exit_code, "because Ray starts agents: run `ray start" in " ".join(result.stderr.split())) == (
+        2,
+        True,
+    )
 
 
 def test_files_of_tls_between_machines_reach_the_server(

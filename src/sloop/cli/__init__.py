@@ -40,6 +40,11 @@ COMMANDS: Final = {
     "demo": ("sloop.cli.demo", "Run a real model under bursts, live and simulated, and write a report."),
 }
 """Per command: its module, which defines a function of the same name, and its line in `sloop --help`."""
+REMOVED: Final = {
+    "agent": "`sloop agent` is gone, because Ray starts agents: run `ray start --address=HEAD:6379` on this machine, "
+    "and `sloop serve APP --backend ray --address auto` on the head",
+}
+"""Per command of earlier versions, what to use instead."""
 
 
 class Commands(click.Group):
@@ -49,6 +54,8 @@ class Commands(click.Group):
         return [*COMMANDS, *(name for name in _added() if name not in COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in REMOVED:
+            raise click.UsageError(REMOVED[cmd_name])
         if cmd_name not in COMMANDS:
             return _added_command(cmd_name)
         function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name

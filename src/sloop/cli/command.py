@@ -145,12 +145,26 @@ class GroupedOption(click.Option):
 
 
 class Command(click.Command):
-    """A click command whose function returns a `CommandOutput`, or None if it has already printed one."""
+    """A click command whose function returns a `CommandOutput`, or None if it has already printed one.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # click's own signature
+    `removed` says what to write instead of options that the command no longer has.
+    """
+
+    def __init__(self, *args: Any, removed: Mapping[str, str], **kwargs: Any) -> None:  # noqa: ANN401  # click's own signature
         super().__init__(*args, **kwargs)
+        self._removed = removed
         help_text = "Print one JSON object on stdout; everything else goes to stderr."
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help_text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's method. Wrong use for a removed option says what replaces it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            instead = self._removed.get(error.option_name)
+            if instead is None:
+                raise
+            raise click.UsageError(f"{error.option_name} is no option any more: {instead}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Click's method: the options of each group below its title, those without a group first."""
@@ -210,13 +224,16 @@ def _check_paths(values: Iterable[object]) -> None:
                 raise InputError("its name is not valid UTF-8", where=name, help="rename the file")
 
 
-def command(name: str, *, example: str, notes: str = "") -> Callable[[Callable[..., CommandOutput | None]], Command]:
-    """Make a function the command `name`. Its docstring is the help text; `notes` and `example` end it."""
+def command(
+    name: str, *, example: str, notes: str = "", removed: Mapping[str, str] = {}
+) -> Callable[[Callable[..., CommandOutput | None]], Command]:
+    """Make a function the command `name`. Its docstring is the help text; `notes` and `example` end it. For `removed`
+    see `Command`."""
 
     def decorate(function: Callable[..., CommandOutput | None]) -> Command:
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
         epilog = f"{notes}\n\n\b\nExample:\n{lines}".lstrip("\n")
-        return click.command(name, cls=Command, epilog=epilog)(function)
+        return click.command(name, cls=Command, epilog=epilog, removed=removed)(function)
 
     return decorate
 

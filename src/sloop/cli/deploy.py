@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from sloop.app.document import parse_yaml
 from sloop.app.load import model_urls, read_system
 from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
-from sloop.cli.pull import fetched_models
+from sloop.cli.pull import CACHE_OPTIONS, fetched_models
 from sloop.report.tables import Table
 from sloop.serve.control.orders import (
     ChangeSystem,
@@ -58,7 +58,7 @@ class Share(click.ParamType[float]):
         return share
 
 
-@command("deploy", example=EXAMPLE, notes=NOTES)
+@command("deploy", example=EXAMPLE, notes=NOTES, removed=CACHE_OPTIONS)
 @click.argument("app", required=False, type=AppPath())
 @click.option(
     "--server",

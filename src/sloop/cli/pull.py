@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -31,7 +32,15 @@ recently used first [default: {MODELS_BYTES}]; {TOKENS_VARIABLE}, a file with to
 (sent as a bearer token) or HOST NAME: VALUE; HOST may have a port."""
 
 
-@command("pull", example=EXAMPLE, notes=NOTES)
+CACHE_OPTIONS: Final = {
+    "--models-cache": f"name the folder in the environment as {MODELS_VARIABLE}",
+    "--models-bytes": f"give the number in the environment as {BYTES_VARIABLE}",
+    "--models-tokens": f"name the file in the environment as {TOKENS_VARIABLE}",
+}
+"""What to write instead of options that commands had."""
+
+
+@command("pull", example=EXAMPLE, notes=NOTES, removed=CACHE_OPTIONS)
 @click.argument("apps", nargs=-1, required=True, metavar="APP|URL...")
 def pull(apps: tuple[str, ...]) -> CommandOutput:
     """Fetch the models that the files APP... name by URL, or those at URL..., and print where they are.

@@ -39,7 +39,7 @@ from sloop.cli.command import (
     tensors_line,
     with_deadlines,
 )
-from sloop.cli.pull import fetched_models
+from sloop.cli.pull import CACHE_OPTIONS, fetched_models
 from sloop.errors import InputError, SloopError
 from sloop.page.start import PageProcess, PageSetup, open_socket
 from sloop.profile.examine import Declared
@@ -65,11 +65,48 @@ from sloop.text import counted, host_and_port, listed, number
 PORT = click.IntRange(0, 65535)
 OFF: Final = "off"
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
+INTO_LIMITS: Final = "write `{key}` into `limits:` of the deployment, or into a file for --limits"
+LIMITS: Final = (
+    "answers_bytes",
+    "body_bytes",
+    "body_s",
+    "connections",
+    "connections_each",
+    "drain_s",
+    "head_s",
+    "idle_s",
+    "json_body_bytes",
+    "log_age_h",
+    "log_bytes",
+    "log_sample",
+    "otlp_ratio",
+    "rows",
+    "spare_workers",
+)
+"""Keys of limits that once were options of the same names."""
+REMOVED: Final = {
+    **{f"--{key.replace('_', '-')}": INTO_LIMITS.format(key=key) for key in LIMITS},
+    "--bodies-bytes": INTO_LIMITS.format(key="bytes"),
+    "--log": INTO_LIMITS.format(key="log_bytes") + "; 0 keeps no event log",
+    "--api-key": f"write the key into a file for --api-key-file, or into the environment as {KEY_VARIABLE}",
+    **{
+        f"--agents-tls-{kind}": "name a folder with tls.crt, tls.key and ca.crt by --agents-tls"
+        for kind in ("cert", "key", "ca")
+    },
+    "--token-file": "the state folder (--state) keeps a token, which Ray passes on to the nodes",
+    **CACHE_OPTIONS,
+}
+"""What to write instead of options that `sloop serve` had before `--limits`."""
 listening = partial(click.option, cls=GroupedOption, group="Clients")
 keeping = partial(click.option, cls=GroupedOption, group="State, logs and spans")
 nodes = partial(click.option, cls=GroupedOption, group="Other machines")
 TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 """As in secrets of Kubernetes."""
+REMOVED_BACKENDS: Final = {
+    "agents": "--backend agents is gone, because Ray starts agents: run `ray start` on each machine in place of "
+    "`sloop agent`, and serve with --backend ray --address auto",
+}
+"""Per backend of earlier versions, what to use instead."""
 EXAMPLE = """
 sloop serve app.yaml
 sloop serve squeezenet.onnx
@@ -113,7 +150,8 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         nodes(
             "--backend",
-            type=click.Choice(["local", "ray"]),
+            type=click.Choice(["local", "ray", *REMOVED_BACKENDS]),
+            metavar="[local|ray]",
             default="local",
             show_default=True,
             help="Where replicas run: on this machine, or on the nodes of a Ray cluster (needs pip install ray).",
@@ -146,7 +184,10 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
-    if given["backend"] == "local":
+    backend = given["backend"]
+    if backend in REMOVED_BACKENDS:
+        raise click.UsageError(REMOVED_BACKENDS[backend])
+    if backend == "local":
         names = ("address", "agents_port", "agents_tls")
         unused = next((name for name in names if given[name]), "")
         if unused:
@@ -165,7 +206,7 @@ def node_tls_of(folder: Path | None) -> NodeTls | None:
     return tls
 
 
-@command("serve", example=EXAMPLE)
+@command("serve", example=EXAMPLE, removed=REMOVED)
 @click.argument("apps", nargs=-1, required=True, type=AppPath())
 @click.option(
     "--name", help="What clients call the application [default: as its file says, or as the model is called]."
