@@ -4,27 +4,29 @@ Reads the disk only for profiles, and to check that named files exist.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Annotated, Final, get_args
+from typing import Final, get_args
 
 import msgspec
+from msgspec import structs
 
 from sloop.app.application import Stage, Variant, find_cycle
 from sloop.app.document import check_unique, existing_file, is_url, read_name
 from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
-from sloop.options import Fraction, NonNegativeInt, Range, Value, keys_of, nearest, placed, read_options
+from sloop.options import Value, nearest, placed, read_options
 from sloop.profile.interference import Slowdown
 from sloop.profile.operators import EXTENSIONS
 from sloop.profile.profile import (
+    BATCH_MAX,
+    CORES_MAX,
     Amdahl,
     Cells,
     DeviceSharing,
     Latency,
     LatencyTable,
-    Origin,
     Profile,
     Quadratic,
     SizeLatency,
@@ -44,10 +46,10 @@ EDGE_KEYS: Final = ("after", "when", "each", "join", "entry", "inputs")
 TIMEOUT_KEY, SIZES_KEY = "response_timeout_s", "sizes"
 VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators", "pad")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
-STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
+STAGES_MAX, FAN_OUT_MAX = 100, 100_000
 CLASSES_MAX: Final = 64
 """Declared classes of sizes: as many as the grid has up to 4 × 10⁹."""
-SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
+SLO_MS_MAX, LATENCY_MS_MAX = 1e9, 1e12
 
 
 def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
@@ -271,66 +273,36 @@ def _profile_beside(model: FilePath, value: Value, hardware: str = "") -> Profil
     return profile
 
 
-@dataclass(frozen=True, slots=True)
-class _DeclaredStartup:
-    """The parts of a start-up time; see `Startup`."""
-
-    process_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
-    weights_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
-    first_batch_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
-    send_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
-
-    def parts(self) -> Startup:
-        """As a profile has them."""
-        return Startup(self.process_s, self.weights_s, self.first_batch_s, self.send_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _InlineProfile:
-    """The options of an inline profile, except its latency; see `Profile`."""
-
-    max_batch: Annotated[int, Range(least=1, most=BATCH_MAX)]
-    max_cores: Annotated[float, Range(above=0, most=CORES_MAX)] | None = None
-    load_s: Annotated[float, Range(least=0, most=1e6)] | None = None
-    startup: _DeclaredStartup | None = None
-    weights_bytes: NonNegativeInt = 0
-    memory_bytes: NonNegativeInt = 0
-    accelerator: str = ""
-    device_memory_bytes: NonNegativeInt = 0
-    device_share: Fraction = 1.0
-    sharing: DeviceSharing | None = None
-    origin: Origin = "assumed"
-    hardware: str = ""
-    source: str | None = None
-    software: str = ""
-    date: str = ""
+INLINE_KEYS: Final = (
+    *("latency_ms", SIZES_KEY, "max_batch", "max_cores", "load_s", "startup", "weights_bytes", "memory_bytes"),
+    *("accelerator", "device_memory_bytes", "device_share", "sharing"),
+    *("origin", "hardware", "source", "software", "date"),
+)
+"""What an inline profile may say: all but what only a measurement finds."""
 
 
 def _inline_profile(value: Value) -> Profile:
-    fields = value.mapping(("latency_ms", SIZES_KEY, *keys_of(_InlineProfile)), required=("latency_ms",))
+    fields = value.mapping(INLINE_KEYS, required=("latency_ms",))
     latency = read_latency(fields["latency_ms"])
-    options = read_options(_InlineProfile, value, also=("latency_ms", SIZES_KEY), readers={"sharing": _sharing})
-    cores_max = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
-    with placed(value):
-        return Profile(
-            latency_ms=latency,
-            max_batch=options.max_batch,
-            max_cores=options.max_cores or (1.0 if isinstance(latency, Quadratic) else cores_max),
-            load_s=_load_s(value, options),
-            startup=options.startup.parts() if options.startup is not None else None,
-            weights_bytes=options.weights_bytes,
-            memory_bytes=options.memory_bytes,
-            accelerator=options.accelerator,
-            device_memory_bytes=options.device_memory_bytes,
-            device_share=options.device_share,
-            sharing=options.sharing,
-            origin=options.origin,
-            hardware=options.hardware,
-            source=value.where if options.source is None else options.source,
-            software=options.software,
-            date=options.date,
-            sizes=read_size_latencies(fields[SIZES_KEY]) if SIZES_KEY in fields else (),
-        )
+    most = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
+    usual = {"max_cores": 1.0 if isinstance(latency, Quadratic) else most, "source": value.where}
+    given = {key: each.content for key, each in fields.items() if each.content is not None}
+    readers = {"latency_ms": read_latency, SIZES_KEY: read_size_latencies, "sharing": _sharing, "startup": _startup}
+    made = read_options(Profile, replace(value, content=usual | given), readers=readers)
+    if made.startup is None:
+        return made
+    sum_s = made.startup.sum_s
+    if "load_s" in given and abs(made.load_s - sum_s) > ROUNDING:
+        what = f"is {made.load_s:g}, but the parts under `startup` sum to {sum_s:g}"
+        fields["load_s"].fail(what, "leave load_s out, or correct one of them")
+    return structs.replace(made, load_s=sum_s)
+
+
+def _startup(value: Value) -> Startup:
+    """The parts of a start-up time; those that are not given take no time."""
+    given = value.mapping(Startup.__struct_fields__)
+    times_s = {key: given[key].number(least=0, most=1e6) if key in given else 0.0 for key in Startup.__struct_fields__}
+    return Startup(**times_s)
 
 
 def read_size_latencies(value: Value) -> tuple[SizeLatency, ...]:
@@ -367,17 +339,6 @@ def read_slowdown(value: Value) -> Slowdown:
     except msgspec.ValidationError as error:
         value.fail(str(error), "for example {form: bandwidth, alpha: 0.5}")
     return law
-
-
-def _load_s(value: Value, options: _InlineProfile) -> float:
-    """The start-up time that a profile declares as a whole, as its parts, or both."""
-    if options.startup is None:
-        return options.load_s or 0.0
-    sum_s = options.startup.parts().sum_s
-    if options.load_s is not None and abs(options.load_s - sum_s) > ROUNDING:
-        what = f"is {options.load_s:g}, but the parts under `startup` sum to {sum_s:g}"
-        value.mapping()["load_s"].fail(what, "leave load_s out, or correct one of them")
-    return sum_s
 
 
 def read_latency(value: Value) -> Latency:

@@ -18,12 +18,13 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
+from sloop.options import Fraction, NonNegativeInt, Range
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Slowdown
 from sloop.sizes import GRID, SizeClasses
 from sloop.units import NS_PER_MS, quantile
@@ -269,6 +270,8 @@ class Pass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 Origin = Literal["measured", "published", "fitted", "assumed"]
 """`measured` by sloop; `published` as printed; `fitted` to published figures; `assumed` by its author."""
 
+BATCH_MAX, CORES_MAX = 65_536, 1e6
+"""The largest batch and number of cores that a profile declares."""
 FLOOR_MS = 1e-3
 """Lower bound of every latency: a fit with a negative intercept must not return zero or negative time."""
 
@@ -505,15 +508,15 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forms."""
 
     latency_ms: Latency
-    max_batch: int
-    max_cores: float
-    load_s: float = 0.0
+    max_batch: Annotated[int, Range(least=1, most=BATCH_MAX)]
+    max_cores: Annotated[float, Range(above=0, most=CORES_MAX)]
+    load_s: Annotated[float, Range(least=0, most=1e6)] = 0.0
     """Seconds from the order to start a replica to its first answer: process, libraries, weights, first pass."""
     startup: Startup | None = None
     """The parts of `load_s`, if they are known."""
-    weights_bytes: int = 0
+    weights_bytes: NonNegativeInt = 0
     """Size of the model's files, which a node must have before a replica can load them; 0 if it is unknown."""
-    memory_bytes: int = 0
+    memory_bytes: NonNegativeInt = 0
     """What a replica takes at most: all resident memory of its process, with sessions for all numbers of threads that
     it keeps (`thread_counts_kept`). Older profiles have the growth of the process with one session."""
     hardware: str = ""
@@ -521,9 +524,9 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     accelerator: str = ""
     """The kind of accelerator that the model runs on, as the devices of a node name it; "" for none. The latencies are
     those of a replica that has `device_share` of the accelerator."""
-    device_memory_bytes: int = 0
+    device_memory_bytes: NonNegativeInt = 0
     """Memory that a replica takes on its accelerator."""
-    device_share: float = 1.0
+    device_share: Fraction = 1.0
     """The part of its accelerator that a replica takes for itself, 0 to 1; the latencies are those with this part."""
     origin: Origin = "assumed"
     source: str = ""
