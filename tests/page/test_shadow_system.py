@@ -105,7 +105,7 @@ def test_a_sample_of_the_requests_is_not_enough_for_a_shadow(
     with FileLog(segment_path(tmp_path, RUN, 1), header):
         pass
     setup = ShadowSystemSetup(str(tmp_path), RUN, 0, "static", {})
-    with pytest.raises(InputError, match="a shadow needs all requests"):
+    with pytest.raises(InputError, match="a shadow system needs all requests"):
         follow(setup, lambda _: None)
 
 

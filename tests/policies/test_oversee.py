@@ -1,4 +1,4 @@
-"""The autopilot: which of its systems wins and is taken, when the one before decides again, how much it asks."""
+"""The autopilot: which of its systems wins and is taken, when the previous one decides again, how much it asks for."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from sloop.core.oversight import Guidance, OverseerInput
 from sloop.errors import InputError
 from sloop.events import Simulated
 from sloop.options import check_ranges
-from sloop.policies.oversee import Autopilot, FlightMemory
+from sloop.policies.oversee import Autopilot, AutopilotMemory
 from sloop.systems import build_system
 from sloop.units import s
 from sloop.vocabulary import SimulatedSystem
@@ -30,7 +30,7 @@ class Flight:
         self.pilot = pilot or Autopilot(among=NAMES)
         self.choice = NAMES[0]
         self.now_s = 0
-        self.memory: FlightMemory | None = None
+        self.memory: AutopilotMemory | None = None
         self.asked = 0
 
     def tell(
@@ -97,7 +97,7 @@ def taken() -> Flight:
     return flight
 
 
-def test_the_system_before_decides_again_when_more_has_missed_than_an_hour_may_have() -> None:
+def test_the_previous_system_decides_again_when_more_was_missed_than_an_hour_allows() -> None:
     flight = taken()
     flight.tell(ended=300, served=100)  # what it found, not what it did
     for _ in range(6):
@@ -108,8 +108,8 @@ def test_the_system_before_decides_again_when_more_has_missed_than_an_hour_may_h
     guidance = flight.tell(ended=40, served=30)
     assert guidance.choice == "dear"
     assert guidance.why == (
-        "back to dear: 45 requests not in time under cheap, and 3600 s may have 36 if 99.00 % are to be; it is not "
-        "taken again for 3600 s"
+        "back to dear: under cheap, 45 requests were not served in time, and 99.00 % in time allows 36 in 3600 s; "
+        "cheap is not taken again for 3600 s"
     )
     assert [flight.period(DEAR, CHEAP, WEAK).choice for _ in range(4)] == [""] * 4
     flight.now_s += 3600
@@ -127,7 +127,7 @@ def test_what_it_missed_counts_for_an_hour() -> None:
     assert flight.tell(ended=300, served=250).choice == "dear"
 
 
-def test_where_no_system_keeps_the_target_it_must_do_as_was_foretold() -> None:
+def test_where_no_system_keeps_the_target_it_must_keep_its_predicted_low_end() -> None:
     flight = Flight()
     far = [replace_row(row, low=low) for row, low in ((DEAR, 0.90), (CHEAP, 0.95), (WEAK, 0.80))]
     assert [flight.period(*far).choice for _ in range(3)] == ["", "", "cheap"]

@@ -1,8 +1,8 @@
 """Queues whose visits cannot all share a forward pass, because they have rows of different sizes.
 
 The visits wait in *lanes*: those of one lane can share a pass. A queue becomes mixed when a visit with several rows, or
-with rows of a size, first comes; it keeps its order, and knows for each visit its lane. So a batch begins without a
-look at all that waits.
+with rows of a size, first comes; it keeps its order, and knows the lane of each visit. So the start of a batch does not
+look at all visits that wait.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,8 @@ LOOKED_AT = 1_000
 looked at: this bounds the time of a decision. The others move up as these leave."""
 
 LaneKey = tuple[int, ...]
-"""The class of sizes of a lane and, where rows are not padded, what else its visits have in common: size and shape."""
+"""The class of sizes of a lane and, where rows are not padded, what else its visits have in common: size and shape.
+Unrelated to the keys by which the order policy sorts visits (`Queue.key`)."""
 
 
 class Lane:
@@ -76,14 +77,15 @@ class Lane:
 
 
 class KnownLanes(Transient):
-    """The lanes of a queue: none at first."""
+    """The lanes of a queue, and which visit is in which. None at first: snapshots leave them out, and so they are found
+    anew from the visits."""
 
     __slots__ = ("by_key", "of")
 
     def __init__(self) -> None:
         self.by_key: dict[LaneKey, Lane] = {}
         self.of: list[Lane] = []
-        """The lane of each visit, in queue order. If there are fewer or more than visits, the lanes are not known."""
+        """The lane of each visit, in queue order. If these are not as many as the visits, the lanes are not known."""
 
     def fill(self, visits: Sequence[Visit]) -> None:
         """The queue has these visits now, each in the lane that `of` has for it."""
@@ -109,7 +111,7 @@ class MixedQueue(Queue):
 
     @property
     def lanes(self) -> KnownLanes:
-        """The lanes, which are found anew only where nobody has kept them."""
+        """The lanes. They are found anew if they are not known."""
         lanes = self._lanes
         if len(lanes.of) != len(self.visits):
             found: dict[LaneKey, Lane] = {}
@@ -132,10 +134,10 @@ class MixedQueue(Queue):
         """Insert a visit at its place, and in its lane."""
         lanes = self.lanes
         super().push(now_ns, visit)
-        key, at = self._lane_key(visit), bisect_right(self.keys, self.key(visit)) - 1
-        lane = lanes.by_key.get(key)
+        lane_key, at = self._lane_key(visit), bisect_right(self.keys, self.key(visit)) - 1
+        lane = lanes.by_key.get(lane_key)
         if lane is None:
-            lanes.by_key[key] = lane = Lane(self, key)
+            lanes.by_key[lane_key] = lane = Lane(self, lane_key)
         lane.visits.insert(len(lane.visits) if at == len(lanes.of) else lanes.of[:at].count(lane), visit)
         lanes.of.insert(at, lane)
 
@@ -165,42 +167,43 @@ class MixedQueue(Queue):
             lanes.fill(self.visits)
 
     def remove_of(self, lane: Lane, indices: Sequence[int]) -> None:
-        """Remove the visits at these ascending indices of a lane."""
-        lanes, places, place, seen = self.lanes, list[int](), -1, -1
+        """Remove the visits at these ascending indices of a lane. The other lanes stay as they are, so this costs less
+        than `remove`."""
+        lanes, positions, position, last = self.lanes, list[int](), -1, -1
         for index in indices:
-            for _ in range(index - seen):
-                place = lanes.of.index(lane, place + 1)
-            seen = index
-            places.append(place)
-        super().remove(places)
-        for index, place in zip(reversed(indices), reversed(places), strict=True):
-            del lanes.of[place], lane.visits[index]
+            for _ in range(index - last):
+                position = lanes.of.index(lane, position + 1)
+            last = index
+            positions.append(position)
+        super().remove(positions)
+        for index, position in zip(reversed(indices), reversed(positions), strict=True):
+            del lanes.of[position], lane.visits[index]
         if not lane.visits:
             del lanes.by_key[lane.key]
 
 
 FEW_VISITS = 32
+"""While at most so many visits wait, `DrainTimes` are estimated anew for each visit that arrives."""
 CHANGED_PARTS = 16
-"""These times are estimated anew for each visit that arrives; behind more than 32 visits only when their number has
-changed by 1/16, so that a visit costs the same however many wait."""
+"""While more wait, only when their number has changed by 1/16: so a visit costs the same however many wait."""
 
 
 class DrainTimes:
-    """When the visits of a mixed queue will have been served, as believed when this was last estimated. Of those that
-    will be dropped, nothing is kept."""
+    """When the visits of a mixed queue will have been served, as believed when this was last estimated, without those
+    that will be dropped."""
 
     def __init__(self) -> None:
         self._counted = -1
-        """How many visits waited then; -1 if what is believed has changed since."""
+        """How many visits waited then; -1 to estimate anew."""
         self.costs_ns: Cache[tuple[int, int], tuple[int, int, int]] = Cache()
         """By class of sizes and rows: what a visit costs, as is believed now."""
         self.keys: list[int] = []
-        """Of each visit that will be served, its place in the order of the queue."""
+        """The key in the queue of each visit that will be served."""
         self.done_ns: list[int] = []
-        """And how long it takes until it has been served."""
+        """How long it takes until each of these has been served."""
 
     def forget(self) -> None:
-        """What is believed has changed."""
+        """Estimate anew at the next visit: beliefs or replicas have changed."""
         self._counted = -1
         self.costs_ns.clear()
 

@@ -36,7 +36,7 @@ class Queue:
         self.remaining_full_ns = 0
         """The same in full batches."""
         self.others_due_ns = FOREVER_NS
-        """As in `QueueView`. Without lanes, all visits can run together, so a batch delays no visit of another kind."""
+        """As in `QueueView`. Without lanes, all visits can run together, so a batch delays no visit of another lane."""
         self._groups = 0
 
     @property

@@ -21,7 +21,7 @@ import msgspec
 
 from sloop.app.application import Deployment, SystemChoice
 from sloop.errors import InputError, SloopError
-from sloop.page.questions import ANSWER_BYTES_MAX, ANSWER_CPU_S_MAX, Asked, AskForetold, AskPlan, AskRequest, AskWhatIf
+from sloop.page.questions import ANSWER_CPU_S_MAX, PROCESS_BYTES_MAX, Asked, AskForetold, AskPlan, AskRequest, AskWhatIf
 from sloop.report.explain import state_of
 from sloop.report.explain.request import explain_request, request_named
 from sloop.runlog import Record, RecordedLog, read_log
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> None:
     begin(int(parent), ())
     stdout = own_stdout()
     os.nice(19)
-    resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES_MAX, PROCESS_BYTES_MAX))
     try:
         asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
         cpu_s_max = ceil(min(asked.cpu_s_max, ANSWER_CPU_S_MAX))

@@ -77,7 +77,7 @@ class ServerPage:
     def __init__(self, setup: PageSetup) -> None:
         self._setup, self._folder = setup, Path(setup.folder)
         file = Path(setup.api_key_file) if setup.api_key_file else None
-        keys = Keys(setup.api_key, file, must_read=False)  # somebody may have damaged it since the server began
+        keys = Keys(setup.api_key, file, must_read=False)  # the file may have been damaged since the server began
         sessions = Sessions(keys.accepts, is_required=keys.is_required)
         self.listener = PageListener(self._answer, sessions, setup.hosts)
         self._follower: LogFollower | None = None
@@ -141,10 +141,10 @@ class ServerPage:
 
     @property
     def _outage(self) -> str:
-        """Why the server cannot write its log, and so nothing new is seen; empty if it can."""
+        """Why the server cannot write its log, so that the page shows nothing new; empty if it can."""
         if has_room(self._folder):
             return ""
-        return "The server cannot write its event log: the disk is full. What you see is from before."
+        return "The server cannot write its event log: the disk is full. Nothing newer is shown until it has room."
 
     def _begin_anew(self) -> None:
         """Forget what was read."""
@@ -217,7 +217,7 @@ class ServerPage:
             await asyncio.sleep(TICK_S)
 
     async def _shadow(self, place: int) -> None:
-        """Keep what a shadow says; when it ends, so does this, and its last words stay."""
+        """Keep what a shadow system says, until its process ends; what it has said last stays."""
         name, parameters = self._setup.shadows[place]
         label = SystemChoice(name, parameters).text
         setup = ShadowSystemSetup(self._setup.folder, self._setup.run, self._setup.zero_ns, name, parameters)

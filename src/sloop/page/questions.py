@@ -1,5 +1,5 @@
-"""What the page's process asks others: questions about a run (`sloop.page.answers`), and shadows
-(`sloop.page.shadow_system`)."""
+"""What the page's process asks other processes: questions about a run (`sloop.page.answers`), and what
+shadow systems would do (`sloop.page.shadow_system`)."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -9,8 +9,8 @@ from sloop.vocabulary import Simulation
 
 ANSWER_CPU_S_MAX: Final = 60
 """Seconds of a core for an answer."""
-ANSWER_BYTES_MAX: Final = 4 * 2**30
-"""Memory of the process that answers: address space, of which Python and its libraries take 1 GiB."""
+PROCESS_BYTES_MAX: Final = 4 * 2**30
+"""Address space of a process that answers, or that runs a shadow system. Python and its libraries take 1 GiB of it."""
 
 
 class AskRequest(Struct, frozen=True, tag="request", tag_field="kind", forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class Asked(Struct, frozen=True):
 
 
 class ShadowSystemSetup(Struct, frozen=True):
-    """What a shadow needs to know."""
+    """What a shadow system needs to know."""
 
     folder: str
     """Of the server's log."""
@@ -71,7 +71,7 @@ class ShadowSystemSetup(Struct, frozen=True):
 
 
 class ShadowSystemState(Struct, frozen=True, omit_defaults=True):
-    """What a shadow says each second."""
+    """What a shadow system says each second."""
 
     at_s: float
     """Up to when it has followed the server, in seconds of the log."""

@@ -1,12 +1,12 @@
-"""A shadow system: a simulation that gets the requests of a server as they come, and never ends.
+"""A shadow system: a simulation that gets the requests of a server as they come, for as long as the server runs.
 
     python -m sloop.page.shadow_system PARENT < SETUP
 
 The process follows the server's log. Its core has the applications and nodes of the server and another system; only
 requests are taken from the log, everything else (starts, batches, failures) is simulated from the profiles. So it says
 what that system would have running at this moment, and what it would cost, had it served from here on. It writes a line
-of JSON each second. Nothing that it orders is carried out. When a version begins or ends to serve, it begins anew with
-those that there are then.
+of JSON each second. Nothing that it orders is carried out. When a version starts or stops serving, the simulation
+begins anew with the versions that serve then.
 """
 
 import os
@@ -26,7 +26,7 @@ from sloop.errors import SloopError
 from sloop.events import WOKE, Event
 from sloop.page.answers import served_now
 from sloop.page.picture import Picture, levels_of
-from sloop.page.questions import ANSWER_BYTES_MAX, ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
+from sloop.page.questions import PROCESS_BYTES_MAX, ShadowSystemRow, ShadowSystemSetup, ShadowSystemState
 from sloop.report.explain.texts import plan_text
 from sloop.runlog import Record, read_log
 from sloop.runlog.fold import DeploymentState
@@ -47,7 +47,7 @@ RECENT_S: Final = 60
 
 
 class ShadowSystemTeller:
-    """A sink that keeps the picture of the shadow and writes it each second."""
+    """A sink that keeps the picture of the shadow system and writes it each second."""
 
     def __init__(self, picture: Picture, from_s: float, write: Callable[[bytes], object]) -> None:
         self._picture, self._from_s, self._write = picture, from_s, write
@@ -82,13 +82,13 @@ class ShadowSystemTeller:
 
 
 class VersionsChanged(Exception):
-    """The server has other versions than those with which the shadow began."""
+    """The server serves other versions than those with which the simulation began."""
 
 
 def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Iterator[tuple[int, Event]]:
-    """The requests in the log as they come, with `from_ns` as the new zero; and again and again that time has passed.
-    `clock` returns the instant up to which the log is complete. VersionsChanged if a version begins or ends to serve.
-    """
+    """The requests in the log as they come, with `from_ns` as the new zero, and `WOKE` while none come, so that time
+    goes on. `clock` returns the instant up to which the log is complete. VersionsChanged if a version starts or stops
+    serving."""
     last_ns = 0
     while True:
         records = log.read()
@@ -107,12 +107,12 @@ def requests_of(log: LogFollower, from_ns: int, clock: Callable[[], int]) -> Ite
 
 
 def follow(setup: ShadowSystemSetup, write: Callable[[bytes], object]) -> None:
-    """Run the other system beside the server until that has other versions (VersionsChanged). SloopError if it cannot
-    serve these applications."""
+    """Simulate the other system until the server serves other versions (VersionsChanged). SloopError if the system
+    cannot serve these applications."""
     folder = Path(setup.folder)
     newest = max(segment for segment in segments_in(folder) if segment.run == setup.run)
     begun = read_log(newest.path)
-    require_all(begun, "a shadow")
+    require_all(begun, "a shadow system")
     choice = SystemChoice(setup.system, setup.parameters, path="shadow")
     from_ns = time.monotonic_ns() - setup.zero_ns - BEHIND_NS
     world = World(0, served_now(begun).under(choice), {}, FOREVER_NS)
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     (parent,) = arguments
     begin(int(parent), ())
     os.nice(NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (ANSWER_BYTES_MAX, ANSWER_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES_MAX, PROCESS_BYTES_MAX))
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=ShadowSystemSetup)
     said = own_stdout()
 

@@ -55,9 +55,9 @@ class PageSetup(Struct, frozen=True):
     """Of the log."""
     run: str
     zero_ns: int
-    """The log's instant 0 on this machine's monotonic clock, which nobody sets."""
+    """The log's instant 0 on this machine's monotonic clock, which does not jump."""
     zero_unix_ns: int
-    """Its Unix time, which is shown."""
+    """The Unix time of this instant, for what the page shows."""
     server: str
     """The server's URL."""
     api_key: str = ""

@@ -2,8 +2,9 @@
 
 Each class is one policy; none uses another. `core.protocols.Batch` describes the arguments of `decide`.
 
-Visits may be of kinds that cannot share a pass. A policy that waits for a full batch starts a smaller one if as many
-visits wait as a full one has, and no kind fills one: with many kinds, none ever would, and the replica would be idle.
+Visits of different lanes cannot share a pass (`QueueView`). A policy that waits for a full batch starts a smaller one
+if as many visits wait as a full one has, and no lane fills one: with many lanes, none might ever, and the replica would
+be idle.
 """
 
 from bisect import bisect_right
@@ -36,7 +37,7 @@ GUARD_NS: Final = ms(20)
 
 
 def _is_full(queue: QueueView, limit: int) -> bool:
-    """Whether it is no use to wait for more visits."""
+    """Whether no more visits are awaited: a batch is full, or enough wait for one, but no lane has so many."""
     return len(queue.visits) >= limit or queue.waiting >= limit > queue.largest
 
 

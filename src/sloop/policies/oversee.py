@@ -1,6 +1,5 @@
 """Which of several systems decides: the cheapest that keeps a target, as the simulator says of the last requests."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Final
 
@@ -12,27 +11,27 @@ from sloop.units import s, to_s
 from sloop.vocabulary import SIMULATION_CORES, SimulatedSystem, Simulation
 
 MARGIN: Final = 0.8
-"""A window is chosen so that its simulation is expected to take this part of what it may: loads differ."""
+"""A window is chosen so that its simulation is expected to take this part of what it may, because loads differ."""
 FIRST_S: Final = 300.0
-"""The first window, before it is known how long a simulation takes."""
+"""The length of the first window, before it is known how long a simulation takes."""
 SETTLE_NS: Final = s(60)
-"""A system that has just begun to decide is not judged for so long: what it found still goes."""
+"""What is missed in the first minute after a change does not count: it is the effect of the system before."""
 SAME: Final = 0.01
-"""A system that is cheaper by less than this part is not worth a change."""
+"""A system that is cheaper by no more than this part does not win against the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The requests that have ended from one question to the next."""
+    """The requests that have ended between one order of a simulation and the next."""
 
     from_ns: int
     ended: int = 0
     missed: int = 0
-    """Those not in time, under the system that decides now and after it has settled."""
+    """Those that were not served in time, under the present system, after its first minute."""
 
 
 @dataclass(frozen=True, slots=True)
-class FlightMemory:
+class AutopilotMemory:
     """What an autopilot remembers."""
 
     asked_ns: int = -1
@@ -40,37 +39,40 @@ class FlightMemory:
     window_s: float = FIRST_S
     """How long the next window may be."""
     cut: str = ""
-    """Why it is shorter than it is to be."""
+    """Why the next window is shorter than `window_ns`, as the end of a decision's reason; empty if it is not."""
     winner: str = ""
     wins: int = 0
-    """Which system was best in the last comparisons, and how often in a row."""
-    before: str = ""
-    """The system that decided before this one."""
+    """Which system has won the last comparisons, and how often in a row."""
+    previous: str = ""
+    """The system that decided before the present one; empty if there is none to step back to."""
     since_ns: int = 0
-    """When this one began."""
-    least: float = 0.0
-    """The attainment that it must have: the target, or what was foretold of it if no system keeps that."""
+    """When the present system began to decide."""
+    required: float = 0.0
+    """The attainment that the present system must keep: the target; or, if no system keeps the target, the low end of
+    what was predicted for it."""
     intervals: tuple[Interval, ...] = ()
     """Those of the last window, oldest first."""
-    grounded: tuple[tuple[str, int], ...] = ()
-    """Systems that did worse than foretold, each with the time until which it is not chosen."""
+    excluded: tuple[tuple[str, int], ...] = ()
+    """Systems that have missed too many requests, each with the instant until which it is not taken again."""
 
-    def under(self, before: str, now_ns: int, least: float) -> "FlightMemory":
-        """What is remembered when another system begins to decide: nothing of what was missed."""
+    def after_change(self, previous: str, now_ns: int, required: float) -> "AutopilotMemory":
+        """What is remembered when another system begins to decide: no misses, which were those of the previous one."""
         intervals = tuple(replace(each, missed=0) for each in self.intervals)
-        return replace(self, before=before, since_ns=now_ns, least=least, intervals=intervals)
+        return replace(self, previous=previous, since_ns=now_ns, required=required, intervals=intervals)
 
 
 @dataclass(frozen=True, slots=True)
 class Autopilot(Overseer):
-    """At every period the last hour's requests are simulated under each of its systems. The cheapest one of which even
-    the low end of the range keeps the target is taken when it has won several times in a row; if none keeps the target,
-    the one with the highest low end wins. The system that decides need not keep the target by its low end, for what it
-    really does is seen: as soon as it has missed more requests than an hour may have at the target, or at what was
-    foretold of it if that is less, the system before decides again.
+    """At every period the last hour's requests are simulated under each of its systems. A system keeps the target if
+    the low end of its predicted range does; for the present one, whose misses are seen, the prediction itself is
+    enough. The cheapest that keeps the target wins or, if none does, the one with the highest low end. It is taken when
+    it has won several times in a row.
 
-    So a choice that was wrong costs no more than the misses of one hour, however little was known when it was made.
-    Simulations take at most a tenth of one core. Where an hour does not fit into a period, the window is shorter.
+    As soon as the present system has missed more requests in the last hour than the attainment required of it allows
+    (`AutopilotMemory.required`), the previous one decides again. So a wrong choice costs no more than the misses of one
+    hour, however little was known when it was made.
+
+    Simulations take at most a tenth of one core. If simulating an hour takes longer than that, the window is shorter.
     """
 
     period_ns: ClassVar[int] = s(10)
@@ -82,16 +84,16 @@ class Autopilot(Overseer):
     every_ns: Annotated[int, Range(least=s(60))] = s(300)
     """How often the last requests are simulated."""
     window_ns: Annotated[int, Range(least=s(10))] = s(3600)
-    """How long ago the first of them may be, and for how long a system is not taken again that did worse than foretold:
-    until then, requests that it missed would count against the target."""
+    """The requests of so much time are simulated. For as long, a system that has missed too many is not taken again:
+    until then, its misses would count against the target."""
     wins: PositiveInt = 3
     """How often in a row a system must win before it is taken."""
 
     def decide(
-        self, now_ns: int, given: OverseerInput, memory: FlightMemory | None
-    ) -> tuple[Guidance, FlightMemory | None]:
+        self, now_ns: int, given: OverseerInput, memory: AutopilotMemory | None
+    ) -> tuple[Guidance, AutopilotMemory | None]:
         """See `Overseer`."""
-        memory = self._counted(now_ns, given, memory or FlightMemory(now_ns, intervals=(Interval(now_ns),)))
+        memory = self._counted(now_ns, given, memory or AutopilotMemory(now_ns, intervals=(Interval(now_ns),)))
         back = self._step_back(now_ns, given, memory)
         if back is not None:
             return back
@@ -111,7 +113,7 @@ class Autopilot(Overseer):
         """Seconds of a core for each simulation."""
         return SIMULATION_CORES * to_s(self.every_ns)
 
-    def _counted(self, now_ns: int, given: OverseerInput, memory: FlightMemory) -> FlightMemory:
+    def _counted(self, now_ns: int, given: OverseerInput, memory: AutopilotMemory) -> AutopilotMemory:
         *before, last = memory.intervals
         missed = given.ended - given.served if now_ns >= memory.since_ns + SETTLE_NS else 0
         return replace(
@@ -119,29 +121,29 @@ class Autopilot(Overseer):
         )
 
     def _step_back(
-        self, now_ns: int, given: OverseerInput, memory: FlightMemory
-    ) -> tuple[Guidance, FlightMemory] | None:
-        """The system before, if this one has missed more than an hour may have."""
+        self, now_ns: int, given: OverseerInput, memory: AutopilotMemory
+    ) -> tuple[Guidance, AutopilotMemory] | None:
+        """The previous system, if the present one has missed more than it may in `window_ns`."""
         missed = sum(each.missed for each in memory.intervals)
-        if not memory.before or not missed:
+        if not memory.previous or not missed:
             return None
         ended = sum(each.ended for each in memory.intervals)
         passed_ns = max(self.period_ns, now_ns - memory.intervals[0].from_ns)
-        allowed = (1 - memory.least) * ended * max(1.0, self.window_ns / passed_ns)
+        allowed = (1 - memory.required) * ended * max(1.0, self.window_ns / passed_ns)
         if missed <= allowed:
             return None
         why = (
-            f"back to {memory.before}: {counted(missed, 'request')} not in time under {given.choice}, and "
-            f"{in_s(self.window_ns)} may have {int(allowed)} if {_percent(memory.least)} are to be; it is not taken "
-            f"again for {in_s(self.window_ns)}"
+            f"back to {memory.previous}: under {given.choice}, {counted(missed, 'request')} were not served in time, "
+            f"and {_percent(memory.required)} in time allows {int(allowed)} in {in_s(self.window_ns)}; {given.choice} "
+            f"is not taken again for {in_s(self.window_ns)}"
         )
-        grounded = (*_still(now_ns, memory.grounded), (given.choice, now_ns + self.window_ns))
-        kept = replace(memory.under("", now_ns, 0.0), winner="", wins=0, grounded=grounded)
-        return Guidance(memory.before, why), kept
+        excluded = (*_still_excluded(now_ns, memory), (given.choice, now_ns + self.window_ns))
+        kept = replace(memory.after_change("", now_ns, 0.0), winner="", wins=0, excluded=excluded)
+        return Guidance(memory.previous, why), kept
 
     def _compare(
-        self, now_ns: int, given: OverseerInput, simulated: Simulated, memory: FlightMemory
-    ) -> tuple[Guidance, FlightMemory]:
+        self, now_ns: int, given: OverseerInput, simulated: Simulated, memory: AutopilotMemory
+    ) -> tuple[Guidance, AutopilotMemory]:
         """Take up what was simulated: who wins, and how long the next window may be."""
         memory = self._with_window(now_ns, simulated, memory)
         if simulated.error or not any(not row.error for row in simulated.systems):
@@ -149,23 +151,25 @@ class Autopilot(Overseer):
             why = f"nothing can be compared: {errors}; {given.choice} goes on{memory.cut}"
             return Guidance(why=why), replace(memory, winner="", wins=0)
         rows = dict(zip(given.choices, simulated.systems, strict=True))
-        grounded = dict(_still(now_ns, memory.grounded))
-        winner = self._winner(given.choice, {name: row for name, row in rows.items() if name not in grounded})
+        excluded = dict(_still_excluded(now_ns, memory))
+        winner = self._winner(given.choice, {name: row for name, row in rows.items() if name not in excluded})
         wins = memory.wins + 1 if winner == memory.winner else 1
         keeps = max(row.low for row in rows.values() if not row.error) >= self.target
-        low = {name: self.target if keeps else row.low for name, row in rows.items()}
-        memory = replace(memory, winner=winner, wins=wins, least=low[given.choice], grounded=tuple(grounded.items()))
+        required = {name: self.target if keeps else row.low for name, row in rows.items()}
+        memory = replace(
+            memory, winner=winner, wins=wins, required=required[given.choice], excluded=tuple(excluded.items())
+        )
         table = "; ".join(f"{name} {_row_text(row)}" for name, row in rows.items())
         numbers = f"{table}; {counted(simulated.requests, 'request')} each{memory.cut}"
         if winner == given.choice:
             return Guidance(why=f"{winner} stays: {numbers}"), memory
         if wins < self.wins:
             return Guidance(why=f"{winner} wins, {wins} of {self.wins} times in a row: {numbers}"), memory
-        taken = memory.under(given.choice, now_ns, low[winner])
+        taken = memory.after_change(given.choice, now_ns, required[winner])
         return Guidance(winner, f"{winner} has won {wins} times in a row: {numbers}"), taken
 
     def _winner(self, present: str, rows: dict[str, SimulatedSystem]) -> str:
-        """The cheapest of these that keeps the target, or else the cheapest with the highest low end."""
+        """The cheapest of these that keeps the target, or else the cheapest with the highest low end (`Autopilot`)."""
         known = {name: row for name, row in rows.items() if not row.error}
         if not known:
             return present
@@ -181,7 +185,7 @@ class Autopilot(Overseer):
         is_same = present in costs and costs[present] <= costs[cheapest] * (1 + SAME)
         return present if is_same else cheapest
 
-    def _with_window(self, now_ns: int, simulated: Simulated, memory: FlightMemory) -> FlightMemory:
+    def _with_window(self, now_ns: int, simulated: Simulated, memory: AutopilotMemory) -> AutopilotMemory:
         """How long the next window may be, from what the last one took."""
         window_s = min(memory.window_s, to_s(self.window_ns), to_s(memory.asked_ns))
         if not simulated.systems:  # it took too long, or something is wrong
@@ -198,8 +202,8 @@ class Autopilot(Overseer):
         return replace(memory, window_s=next_s, cut=cut)
 
 
-def _still(now_ns: int, grounded: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    return tuple(each for each in grounded if each[1] > now_ns)
+def _still_excluded(now_ns: int, memory: AutopilotMemory) -> tuple[tuple[str, int], ...]:
+    return tuple(each for each in memory.excluded if each[1] > now_ns)
 
 
 def _row_text(row: SimulatedSystem) -> str:

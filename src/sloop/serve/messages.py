@@ -211,11 +211,11 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     pieces: tuple[Piece | None, ...]
     """See `Run`."""
     sizes: list[int] = []  # msgspec creates a new list for each instance
-    """For each pass, the bytes of a block of all tensors that cross the cut, in the order of `CutBlock.crossing`."""
+    """For each pass, how many bytes its tensors have: those that cross the cut, in the order of `CutBlock.crossing`."""
     took_ns: int = 0
-    """In the parts before."""
+    """How long the parts before have taken."""
     failure: bytes = b""
-    """A `ModelFailure`, encoded, if one of them has failed on it; then there are no tensors."""
+    """A `ModelFailure`, encoded, if the model has failed in one of these parts; then there are no tensors."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also unions, which are no types

@@ -26,7 +26,7 @@ class Truths(Struct, frozen=True):
     sharing: SharingTruth | None = None
     """None in a world where batches do not disturb each other."""
     pads: Mapping[str, bool] = {}  # msgspec copies the empty dict for each instance
-    """The stages whose rows differ in size, and whether they pad rows of unequal sizes."""
+    """By stage whose rows differ in size, whether it pads them."""
     passed: Mapping[str, tuple[bool, ...]] = {}
     """By stage, for each outgoing edge whether rows go along it that are as large as those of the request; without the
     stages that pass on no such rows."""

@@ -234,8 +234,8 @@ def deciding(choice: SystemChoice, chosen: str) -> SystemChoice:
 
 
 def beginning_with(choice: SystemChoice, overseer: Overseer, chosen: str) -> SystemChoice:
-    """A system with this overseer, of whose systems `chosen` decides at first. The choice itself if users cannot name
-    the overseer's systems."""
+    """A system with this overseer, with `chosen` as the first one in `among`, so that it decides at first. Unchanged if
+    the overseer has no parameter `among`."""
     if "among" not in keys_of(type(overseer)):
         return choice
     among = sorted(overseer.among, key=lambda each: choice_of(Value(each, "among")).text != chosen)

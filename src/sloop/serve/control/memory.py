@@ -191,7 +191,7 @@ class VersionMemory:
                 share = f" with {100 * each.canary.share:.3g} %" if each.canary and each is not first else ""
                 found.notes.append(f"version {each.version} of {name!r}{share}")
         if first.ordered is not None:
-            found.notes.append(f"{name!r} under {first.ordered.text}, as it was at the end")
+            found.notes.append(f"{name!r} under {first.ordered.text}, as before")
         if first.definition is None:
             return [] if named is None else [replace(named, system=first.ordered or named.system)]
         return [rejoined(first.application, self._deployment, first.ordered)]

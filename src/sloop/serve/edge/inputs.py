@@ -369,8 +369,8 @@ class AnswerForm(Struct, frozen=True, gc=False):
     is_v1: bool = False
     """Whether it is an answer of KServe's V1 protocol (`sloop.serve.edge.v1`), which has all outputs."""
     rows: int | None = None
-    """Of such an answer, the number of `instances`; None for a request with `inputs`, whose answer has whole tensors
-    too."""
+    """Of a V1 request, the number of `instances`, each of which gets a prediction; None if it has `inputs`, which get
+    whole tensors."""
 
 
 class ParsedRequest(Struct, gc=False):

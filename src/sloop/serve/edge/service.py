@@ -68,7 +68,8 @@ class Keys:
     Each line of the file is `KEY`, `NAME KEY`, or `NAME KEY admin`; several keys may have one name. Requests are
     counted by name. The key given at the start has no role: it is easier to see for others than a file.
     Raises `InputError` for a key or file that cannot be used; a file that becomes wrong later changes nothing, and is
-    reported in the log. With `must_read` false, so is one that is wrong at first: until it is right, it has no keys.
+    reported in the log. Without `must_read`, a file that is wrong at first is reported there too, and none of
+    its keys is accepted until it is right.
     """
 
     __slots__ = ("_file", "_given", "_known", "_next_look_s", "_secret", "_stamp", "accepted", "is_required", "refused")

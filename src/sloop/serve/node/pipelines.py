@@ -30,7 +30,7 @@ UNREACHED = "two parts of its pipeline cannot reach each other"
 
 
 class PipelineOrders(Protocol):
-    """The orders that a pipeline gives to its backend."""
+    """What a pipeline orders its backend to do, and reports to it."""
 
     def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
         """Let a worker pass batches to another one."""
@@ -50,7 +50,7 @@ class PipelineOrders(Protocol):
 
 
 class ProcessPipeline:
-    """Workers that hold the parts of one model, and the batches that pass them."""
+    """Workers that hold the parts of one model, and the batches that pass through them."""
 
     def __init__(self, places: int, orders: PipelineOrders) -> None:
         self.places = places
@@ -66,7 +66,7 @@ class ProcessPipeline:
         self._complete: set[int] = set()
         self._gone: set[int] = set()
         self._batches: dict[BatchId, ReplicaId | None] = {}
-        """Those in it, with the replicas for which the core has started them; None for one that nobody waits for."""
+        """The batches in it, each with the replica for which the core has started it; None if nobody waits for it."""
         self._why = UNREACHED
         """Why it is broken."""
 
