@@ -142,6 +142,15 @@ def test_what_clients_send_and_get_is_told(tmp_path: Path) -> None:
     assert "2 stages get the client's request: scale, score" in apart
 
 
+def test_why_a_request_has_one_row_is_told(tmp_path: Path) -> None:
+    stages = "[{name: find, profile: ResNet-T}, {name: read, after: [find], each: {mean: 2}, profile: ResNet-T}]"
+    cluster = "cluster: {nodes: [{hardware: c5.4xlarge, count: 1}]}"
+    (tmp_path / "app.yaml").write_text(f"name: app\nslo_ms: 8000\nstages: {stages}\n{cluster}\n", encoding="utf-8")
+    lines = CliRunner().invoke(main, ["check", str(tmp_path / "app.yaml")]).stdout
+    said = " ".join(lines.split())
+    assert "app: a request has one row: the outputs of find decide where all of it goes" in said
+
+
 def test_what_this_machine_lacks_is_only_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks(*_: object, **__: object) -> None:
         raise MachineError("no CUDA here", help="look for some")

@@ -154,6 +154,12 @@ class Graph:
             for name in self.stages
         }
         """Per stage, the declared paths through it, as a bit set."""
+        self.deciding = {
+            name: edges
+            for name, edges in self.edges.items()
+            if any(edge.when is not None or edge.kind == "each" for edge in edges)
+        }
+        """The outgoing edges of the stages whose outputs decide where a request goes, or how many parts it has."""
         self.is_plain = not any(stage.each or stage.when or (stage.entry and stage.after) for stage in stages)
         """Whether every request visits every stage once."""
 

@@ -95,9 +95,9 @@ class ApplicationState:
             stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
             stage.sizes = parts.sizes.get(stage.name, GRID)
             stage.is_padded = stage.name in parts.padded
-            # Branches and fan-outs are decided by the outputs of the whole request, which no piece has.
-            is_simple = all(edge.when is None and edge.kind == "one" for edge in graph.edges[stage.name])
-            stage.is_divided = stage.name in parts.divided and is_simple and not stage.runs_for_parts
+            # Outputs of the whole request decide, and no piece has them.
+            is_whole = stage.name in graph.deciding or stage.runs_for_parts
+            stage.is_divided = stage.name in parts.divided and not is_whole
         is_graph = len(stages) > 1
         self.parts = parts
         self.policies = policies

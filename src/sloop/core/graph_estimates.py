@@ -82,9 +82,7 @@ class EdgeHistory:
 
     def __init__(self, graph: Graph) -> None:
         self._conditional = {
-            name: [edge.when is not None for edge in edges]
-            for name, edges in graph.edges.items()
-            if any(edge.when is not None or edge.kind == "each" for edge in edges)
+            name: [edge.when is not None for edge in edges] for name, edges in graph.deciding.items()
         }
         self._taken = {name: [_first_run(graph, edge) for edge in graph.edges[name]] for name in self._conditional}
         self._any_conditional = dict.fromkeys(self._conditional, 0)

@@ -223,8 +223,7 @@ def wire(
     stages = {name: _stage_signature(name, models, where) for name in graph.stages}
     decisions = {
         name: tuple(_decision(edge, graph, stages[name], where) for edge in edges)
-        for name, edges in graph.edges.items()
-        if any(edge.when is not None or edge.kind == "each" for edge in edges)
+        for name, edges in graph.deciding.items()
     }
     for name, step in graph.stages.items():
         _check_declared(step, stages[name], where)

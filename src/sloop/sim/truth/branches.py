@@ -71,11 +71,7 @@ class BranchSampler:
         self._recorded_counts = {stage: list(taken.values()) for stage, taken in self._recorded.items()}
         self._tables = {step.name: _poisson_table(step.each) for step in graph.stages.values() if step.each is not None}
         self._path_bounds = list(accumulate(path.share for path in graph.declared_paths))
-        self._deciding = {
-            name: edges
-            for name, edges in graph.edges.items()
-            if graph.declared_paths or any(edge.when is not None or edge.kind == "each" for edge in edges)
-        }
+        self._deciding = graph.edges if graph.declared_paths else graph.deciding
         """Outgoing edges of the stages at which requests take different edges."""
 
     def __bool__(self) -> bool:
