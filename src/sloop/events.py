@@ -53,6 +53,11 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
     padded: int = 0
     """How many elements padding has added."""
 
+    def padded_to(self, rows: int) -> int:
+        """The size to which the `rows` of the batch were padded, a mean if it took several passes; 0 if the stage pads
+        no rows."""
+        return (self.elements + self.padded) // rows if self.elements else 0
+
     def continuing(self, visits: Iterable[V]) -> Iterable[tuple[V, tuple[int, ...]]]:
         """The visits that did not fail, each with its edge counts. `visits` are all visits of the batch, in order."""
         counts: Iterable[tuple[int, ...]] = self.edge_counts or repeat(())

@@ -78,7 +78,7 @@ class Belief:
     def miss(self, rows: int) -> None:
         self.missed += rows
 
-    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         self.observed.append((batch, slot.cores, taken_ns))
 
     def measured_as(self, other: object) -> None:

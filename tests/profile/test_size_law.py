@@ -65,6 +65,21 @@ def test_a_profile_without_sizes_is_only_where_learning_begins(truth: Truth, slo
     assert off_by(whole, lambda rows, size: slower * truth(rows, size)) < 0.15
 
 
+@pytest.mark.parametrize("truth", [by_elements, with_attention])
+def test_an_estimate_is_of_the_largest_rows_of_a_class_also_if_smaller_ones_came(truth: Truth) -> None:
+    """Few batches of the class up to 512, most of rows of 400; the law is known from other classes."""
+    whole, chance = Estimate(AT_128), stream(1, "service")
+    for number in range(60):
+        size, rows = (20, 50, 100, 150, 230, 400)[number % 6], chance.randint(1, 16)
+        whole.at(size).observe(rows, ONE, ms(truth(rows, size) * chance.gauss(1, 0.02)), size)
+    for size in (24, 64, 128, 192, 256, 512):
+        assert whole.at(size).costs_ns(ONE)[4] == pytest.approx(ms(truth(4, size)), rel=0.05)
+    blind = Estimate(AT_128)
+    for rows in (1, 4, 8):
+        blind.at(400).observe(rows, ONE, ms(truth(rows, 400)))
+    assert blind.at(512).costs_ns(ONE)[4] < 0.9 * ms(truth(4, 512)), "as if its rows had 512"
+
+
 def test_the_first_batch_counts_at_once() -> None:
     whole = Estimate(AT_128)
     whole.at(16).observe(8, ONE, ms(by_elements(8, 16)))

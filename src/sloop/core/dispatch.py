@@ -561,7 +561,7 @@ class DataPath:
         if stage.is_disturbed:
             stage.recover()
         if not event.faults:
-            batch.rate.belief.observe(batch.rows, batch.rate.slot, taken_ns)
+            batch.rate.belief.observe(batch.rows, batch.rate.slot, taken_ns, event.padded_to(batch.rows))
         if event.sizes:
             self._note_sizes(stage, event, batch)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"

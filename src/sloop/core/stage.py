@@ -150,7 +150,8 @@ class StageState:
         so, the data path calls `recover` when a batch finishes."""
         self.finishes_each = False
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
-        shared, if `is_disturbed`, while split requests run, or while requests are open that have waited for a start.
+        shared, if `is_disturbed`, while split requests run, while requests are open that have waited for a start, or if
+        rows are padded, so that the estimate wants to know to which size.
         One attribute stands for all these reasons, so that the end of an ordinary batch checks only one."""
         self.sizes = GRID
         self.is_padded = False
@@ -233,6 +234,7 @@ class StageState:
     def mix(self) -> None:
         """From now on visits wait in lanes."""
         self.queue = MixedQueue(self.queue, self.lane_key)
+        self.choose_finish()
 
     def lane_key(self, visit: Visit) -> LaneKey:
         """The lane in which a visit waits: visits of one lane can share a forward pass."""
@@ -343,7 +345,8 @@ class StageState:
         is_shared = any(belief.shares_device for belief in self.beliefs.values())
         running = self.pool.running.values()
         is_split = bool(self.split) or any(visit.of for batch in running for visit in batch.visits)
-        self.finishes_each = is_graph or is_shared or is_split or self.is_disturbed or bool(self.application.woken)
+        is_special = is_shared or is_split or self.is_disturbed or bool(self.application.woken)
+        self.finishes_each = is_graph or is_special or (self.queue.is_mixed and self.is_padded)
 
     def give_up_ns(self, batch: RunningBatch) -> int:
         """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;

@@ -81,9 +81,9 @@ class Belief(Protocol):
         decreasing."""
         ...
 
-    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         """Learn from a finished batch of `batch` rows that took `taken_ns` from its start to its answer, transport
-        included."""
+        included. `size` is that of its largest row, if it is known; 0 stands for the largest of its class."""
         ...
 
     def measured_as(self, other: object) -> None:

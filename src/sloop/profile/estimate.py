@@ -333,7 +333,7 @@ class Estimate:
         """Whether this point lies outside the measured region of the profile."""
         return self.profile.is_extrapolated(batch, self.profile.cores_on(slot))
 
-    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         """Learn from a finished batch: `taken_ns` from its start to its answer. Called for every batch."""
         if not self._correct:
             return
@@ -384,13 +384,13 @@ class Estimate:
 
     # Sizes
 
-    def learn_size(self, size: int, rows: int, cores: float, taken_ns: int) -> None:
-        """A batch of a class of sizes has finished."""
+    def learn_size(self, size: int, rows: int, cores: float, taken_ns: int, largest: int) -> None:
+        """A batch of a class of sizes has finished; `largest` is the size of its largest row."""
         if self._learning is None:
             known = self.profile.sizes
             self._learning = SizeLearning(SizeLaw(known[0].size if known else 0), not self.profile.knows_sizes)
         fixed_ns, moving_ns = self.parts_ns(cores)
-        self._learning.add(size, rows, fixed_ns / taken_ns, moving_ns[rows] / taken_ns)
+        self._learning.add(size, rows, fixed_ns / taken_ns, moving_ns[rows] / taken_ns, largest)
 
     def miss(self, rows: int) -> None:
         """Rows have come and were not served; `SizeEstimate` counts them."""
@@ -575,13 +575,14 @@ class SizeEstimate(Estimate):
         """Whether this point lies outside the measured region of the profile."""
         return self.profile.is_extrapolated(batch, self.profile.cores_on(slot), self.size)
 
-    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
-        """Learn from a finished batch of `batch` rows of this class."""
+    def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
+        """Learn from a finished batch of `batch` rows of this class. `size` is that of the largest of them; 0: of the
+        largest of the class."""
         if not self._correct or taken_ns <= 0 or not 0 < batch <= self.batch_max:
             return
         whole, self._batches = self._whole, self._batches + 1
         cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
-        whole.learn_size(self.size, batch, cores, taken_ns)
+        whole.learn_size(self.size, batch, cores, taken_ns, size or self.size)
         if self.profile.knows_sizes or self._batches > EVERY:
             super().observe(batch, slot, taken_ns)
         is_early = self._batches < EVERY and not self._batches & (self._batches - 1)  # a power of two

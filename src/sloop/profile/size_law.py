@@ -44,7 +44,7 @@ class ClassLesson(Struct, frozen=True, array_like=True, gc=False):
     prior_weight: float
     """How much of `correction` is still the 1 of the profile, 0 to 1."""
     per_row: float
-    """v of the class; not used if the profile knows sizes."""
+    """v of the largest rows of the class; not used if the profile knows sizes."""
 
 
 _SIZE_OF = attrgetter("size")
@@ -107,19 +107,23 @@ class ClassFigures(Struct):
     r: float = 0.0
     fr: float = 0.0
     rr: float = 0.0
+    rr_size: float = 0.0
+    """The sum of r²·size, where size is that of the largest row of a batch."""
 
-    def add(self, f: float, r: float) -> None:
-        """Add a batch."""
+    def add(self, f: float, r: float, size: int) -> None:
+        """Add a batch whose largest row has this size."""
         kept = KEPT if self.seen % FADE_BATCHES == 0 else 1.0
         self.batches = kept * (self.batches + 1.0)
         self.r = kept * (self.r + r)
         self.fr = kept * (self.fr + f * r)
         self.rr = kept * (self.rr + r * r)
+        self.rr_size = kept * (self.rr_size + r * r * size)
 
-    def per_row(self, overhead: float, expected: float) -> float:
-        """v of this class for an overhead u, at least 0. `expected` is the v of the law."""
-        own = (self.r - overhead * self.fr) / self.rr
-        return max(0.0, (self.batches * own + LAW_BATCHES * expected) / (self.batches + LAW_BATCHES))
+    def per_row(self, size: int, law: "SizeLaw") -> float:
+        """v of the largest rows of this class, whose size is given, at least 0. Its batches say what v is on average,
+        of the sizes that their largest rows had; the law says how much more the largest rows of the class take."""
+        own = (self.r - law.overhead * self.fr) / self.rr + law.per_row(size) - law.per_row(self.rr_size / self.rr)
+        return max(0.0, (self.batches * own + LAW_BATCHES * law.per_row(size)) / (self.batches + LAW_BATCHES))
 
 
 TERMS: Final = 4
@@ -164,7 +168,7 @@ class SizeLaw(Struct):
         self.sums = [KEPT * each for each in self.sums]
         self.batches *= KEPT
 
-    def per_row(self, size: int) -> float:
+    def per_row(self, size: float) -> float:
         """p + q·size + c·size²."""
         relative = size / self.unit
         return self.fixed + relative * (self.slope + self.curve * relative)
@@ -190,8 +194,9 @@ class SizeLearning(Struct):
     figures: dict[int, ClassFigures] = {}  # msgspec copies the empty dict for each
     """By the largest size of a class."""
 
-    def add(self, size: int, rows: int, f: float, r: float) -> None:
-        """A batch of `rows` of a class has finished. f and r as in `ClassFigures`."""
+    def add(self, size: int, rows: int, f: float, r: float, largest: int) -> None:
+        """A batch of `rows` of a class has finished, of which the largest has the size `largest`. f and r as in
+        `ClassFigures`."""
         own = self.figures.get(size)
         if own is None:
             self.figures[size] = own = ClassFigures()
@@ -203,8 +208,8 @@ class SizeLearning(Struct):
             for each in self.figures.values():
                 each.rows *= SHARE_KEPT
         if self.fits:
-            own.add(f, r)
-            self.law.add(size, f, r)
+            own.add(f, r, largest)
+            self.law.add(largest, f, r)
             if is_due:
                 self.law.fade()
 
@@ -224,7 +229,7 @@ class SizeLearning(Struct):
         expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else 1.0
         ascending, per_rows = sorted(figures.items()), dict.fromkeys(figures, 0.0)
         if self.fits:
-            own_per_rows = [own.per_row(law.overhead, law.per_row(size)) for size, own in ascending]
+            own_per_rows = [own.per_row(size, law) for size, own in ascending]
             risen = never_falling(own_per_rows, [own.rr for _, own in ascending])
             per_rows = dict(zip(dict(ascending), risen, strict=True))
         found = []

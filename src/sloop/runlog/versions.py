@@ -24,7 +24,7 @@ class StaticEstimate(Protocol):
         """Estimated durations in ns indexed by batch size, from 0 to `batch_max`."""
         ...
 
-    def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
+    def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         """Learn from a finished batch; only explanations do so, as the core did."""
         ...
 

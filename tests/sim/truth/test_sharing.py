@@ -296,7 +296,7 @@ def test_what_estimates_learn_is_the_time_alone_if_the_belief_is_true() -> None:
     (belief,) = core.state.applications["scene"].parts.beliefs.values()
     assert isinstance(belief, Estimate)
 
-    def observe(self: Estimate, batch: int, slot: Slot, taken_ns: int) -> None:
+    def observe(self: Estimate, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         seen.append(taken_ns - ms(8 * batch))
 
     with pytest.MonkeyPatch.context() as patch:

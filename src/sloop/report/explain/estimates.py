@@ -51,7 +51,7 @@ class Estimator:
             if not record.faults:
                 batch = replica.running
                 own = belief.of(group.shape).at(batch.size)
-                own.observe(batch.rows, group.slot, now_ns - replica.running_ns)
+                own.observe(batch.rows, group.slot, now_ns - replica.running_ns, record.padded_to(batch.rows))
 
     def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:
         records = self._state.records
