@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from sloop.actions import Action, End, StartBatch
 from sloop.core.batching import fitting
 from sloop.core.lanes import LaneKey, MixedQueue
-from sloop.core.protocols import Order
+from sloop.core.protocols import BatchDecision, Order
 from sloop.core.rates import cost_of
+from sloop.core.views import BatchDevice, QueueView
 from sloop.events import WOKE, Cancelled, Event, Finished, WorkerLost
 from sloop.policies.admit import Bounded, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout
 from sloop.policies.drop import Never, PredictiveDrop
 from sloop.policies.order import Edf, Fifo
 from sloop.sizes import GRID, SizeClasses
-from sloop.units import ms, s
+from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId, Slot, Visit, WorkerId
 from tests.core import scene as scenes
 from tests.core.scene import Belief, Scene, plan_of
@@ -360,6 +361,26 @@ def test_a_large_batch_leaves_time_for_another_size_that_is_due(sized: None) -> 
     arrive(scene, request(9, size=16, slo_ms=100))
     arrive(scene, *[request(id, size=512, slo_ms=180) for id in range(3)], request(8, size=16, slo_ms=181))
     assert started(finish(scene, 20, 0)) == [[0, 1]]
+
+
+def test_a_batch_leaves_no_time_for_another_size_if_two_replicas_are_idle(sized: None) -> None:
+    """Also if one was, when the policy was asked last: rows of 512 wait all the time."""
+    seen = list[tuple[int, int]]()
+
+    class Asked(Deadline):
+        def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+            seen.append((len(scene.application.stages["only"].pool.idle), queue.others_due_ns))
+            return BatchDecision(1)
+
+    scene = warm(2, batch=Asked())
+    arrive(scene, *[request(id, size=512) for id in range(9)], request(9, size=16), request(10, size=16))
+    finish(scene, 70, 0)
+    assert min(due_ns for idle, due_ns in seen if idle == 1) < FOREVER_NS
+    scene.core.handle(ms(140), Finished(BatchId(1), ReplicaId(1), ms(1)), True)
+    finish(scene, 140, 2)
+    two = [due_ns for idle, due_ns in seen if idle == 2]
+    assert len(two) == 2
+    assert set(two) == {FOREVER_NS}
 
 
 def test_another_idle_replica_takes_the_size_that_is_due(sized: None) -> None:

@@ -165,6 +165,7 @@ class ApplicationState:
         self.policies = policies
         for stage in self.all_stages:
             stage.queue.reorder(now_ns, policies.order)
+            stage.drain_times.forget()
         bucket_ns = bucket_ns_of(policies)
         if bucket_ns == self.ingress.bucket_ns:
             return True

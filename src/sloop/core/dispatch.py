@@ -22,7 +22,7 @@ from sloop.actions import Action, End, Piece, StartBatch, StopWorker
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.application import ApplicationState
 from sloop.core.batching import OfferedDevice, fitting
-from sloop.core.lanes import Lane, LaneKey, MixedQueue
+from sloop.core.lanes import DueLanes, Lane, LaneKey, MixedQueue
 from sloop.core.protocols import BatchDecision, Policies, choosing, deciding
 from sloop.core.queue import Queue, group_size, rows_of
 from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, ServiceRate, SlowedCosts
@@ -328,8 +328,8 @@ class DataPath:
             if len(queue.visits) < waiting:  # another lane may come first now
                 lanes, is_due_known = queue.in_order(asked), False
                 continue
-            if len(pool.idle) == 1 and not is_due_known:
-                self._find_due(now_ns, stage, queue)
+            if not is_due_known:
+                queue.lanes.due = self._due(now_ns, stage, queue) if len(pool.idle) == 1 else DueLanes()
                 is_due_known = True
             costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
             limit, costs_ns = fitting(lane.visits, rate.batch_max, costs_ns)
@@ -375,22 +375,19 @@ class DataPath:
         stage.ran_ns[size] = now_ns
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts, together, size, pieces))
 
-    def _find_due(self, now_ns: int, stage: StageState, queue: MixedQueue) -> None:
-        """Set `others_due_ns` of the lanes: the latest instant at which the only idle replica can begin the first visit
-        of another one, so that this visit is in time. Visits that cannot be in time do not count; `FOREVER_NS` if none
-        counts."""
-        rate, first, earliest_ns, next_ns = stage.pool.idle[0].service_rate, None, FOREVER_NS, FOREVER_NS
-        lanes = list(islice(queue.in_order(), DUE_LANES))
-        for lane in lanes:
+    def _due(self, now_ns: int, stage: StageState, queue: MixedQueue) -> DueLanes:
+        """When the only idle replica must begin with the first visits of the lanes, so that these are in time. Visits
+        that cannot be in time do not count."""
+        rate, due = stage.pool.idle[0].service_rate, DueLanes()
+        for lane in islice(queue.in_order(), DUE_LANES):
             visit = lane.visits[0]
             taken_ns = rate.at(lane.size, stage.limits).least_ns(visit.rows) + lane.remaining_ns
             due_ns = visit.deadline_ns - taken_ns
-            if now_ns <= due_ns < earliest_ns:
-                first, earliest_ns, next_ns = lane, due_ns, earliest_ns
-            elif now_ns <= due_ns:
-                next_ns = min(next_ns, due_ns)
-        for lane in lanes:
-            lane.others_due_ns = next_ns if lane is first else earliest_ns
+            if now_ns <= due_ns < due.first_ns:
+                due = DueLanes(lane, due_ns, due.first_ns)
+            elif now_ns <= due_ns < due.next_ns:
+                due = due._replace(next_ns=due_ns)
+        return due
 
     def _skip(self, now_ns: int, stage: StageState, visits: Sequence[Visit], alone_ns: int, out: list[Action]) -> None:
         """Drop the first visits, as the batch policy says."""

@@ -8,6 +8,7 @@ look at all visits that wait.
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from sloop.core.protocols import Order
 from sloop.core.queue import Queue
@@ -27,12 +28,11 @@ Unrelated to the keys by which the order policy sorts visits (`Queue.key`)."""
 class Lane:
     """The visits of a mixed queue that can share a forward pass, in queue order: a `QueueView`."""
 
-    __slots__ = ("_queue", "key", "others_due_ns", "visits")
+    __slots__ = ("_queue", "key", "visits")
 
     def __init__(self, queue: "MixedQueue", key: LaneKey) -> None:
         self._queue = queue
         self.key = key
-        self.others_due_ns = FOREVER_NS
         self.visits: list[Visit] = []
 
     @property
@@ -51,6 +51,11 @@ class Lane:
     @property
     def largest(self) -> int:
         return max(len(lane.visits) for lane in self._queue.lanes.by_key.values())
+
+    @property
+    def others_due_ns(self) -> int:
+        due = self._queue.lanes.due
+        return due.next_ns if due.first is self else due.first_ns
 
     @property
     def wait_ns(self) -> int:
@@ -76,14 +81,26 @@ class Lane:
             self._queue.remove_of(self, indices)
 
 
+class DueLanes(NamedTuple):
+    """When the only idle replica must begin with the lanes of a queue at the latest."""
+
+    first: Lane | None = None
+    """That with which it must begin first."""
+    first_ns: int = FOREVER_NS
+    next_ns: int = FOREVER_NS
+    """Of all others."""
+
+
 class KnownLanes(Transient):
     """The lanes of a queue, and which visit is in which. None at first: snapshots leave them out, and so they are found
     anew from the visits."""
 
-    __slots__ = ("by_key", "of")
+    __slots__ = ("by_key", "due", "of")
 
     def __init__(self) -> None:
         self.by_key: dict[LaneKey, Lane] = {}
+        self.due = DueLanes()
+        """As far as it is known, for the question that a batch policy is asked now."""
         self.of: list[Lane] = []
         """The lane of each visit, in queue order. If these are not as many as the visits, the lanes are not known."""
 

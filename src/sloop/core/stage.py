@@ -203,16 +203,18 @@ class StageState:
         before it, but for what the drop policy will find hopeless when its turn comes. The visit's own time counts only
         if it is known, because rows of its size have run lately."""
         queue, times = self.queue, self.drain_times
+        rest_ns, rest_full_ns = queue.remaining_ns, queue.remaining_full_ns
         if times.is_due(len(queue.visits)):
             done_ns = self.times.startup_ns
             for key, each in islice(zip(queue.keys, queue.visits, strict=True), LOOKED_AT):
-                work_ns, least_ns, full_ns = self._costs_of(self.sizes.class_of(each.size), each.rows)
+                work_ns, alone_ns, full_ns = self._costs_of(self.sizes.class_of(each.size), each.rows)
+                least_ns, full_ns = alone_ns + rest_ns, max(alone_ns + rest_ns, full_ns + rest_full_ns)
                 if not drop.is_hopeless(now_ns + round(QUEUE_PART * done_ns), each, least_ns, full_ns):
                     done_ns += work_ns
                     times.keys.append(key)
                     times.done_ns.append(done_ns)
         key, bound = queue.key(visit), self.sizes.class_of(visit.size)
-        own_ns = self._costs_of(bound, visit.rows)[1] if self.ran_lately(now_ns, bound) else 0
+        own_ns = self._costs_of(bound, visit.rows)[1] + rest_ns if self.ran_lately(now_ns, bound) else 0
         return max(self.times.startup_ns, times.before(key, bisect_right(queue.keys, key))) + own_ns
 
     def ran_lately(self, now_ns: int, size: int) -> bool:
@@ -221,14 +223,11 @@ class StageState:
 
     def _costs_of(self, size: int, rows: int) -> tuple[int, int, int]:
         """How long all replicas together work on a visit of so many rows of a class of sizes, in full batches; and the
-        least times from its start to the answer, in a batch of its own and in full batches."""
+        durations of a batch of its own and of a full batch."""
         known = self.drain_times.costs_ns
         found = known.get((size, rows))
         if found is None:
-            least_ns, full_ns = self.pool.least_ns(size, rows)
-            least_ns += self.queue.remaining_ns
-            full_ns = max(least_ns, full_ns + self.queue.remaining_full_ns)
-            known[size, rows] = found = round(rows * self.pool.row_ns(size)), least_ns, full_ns
+            known[size, rows] = found = round(rows * self.pool.row_ns(size)), *self.pool.least_ns(size, rows)
         return found
 
     def mix(self) -> None:
