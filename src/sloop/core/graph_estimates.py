@@ -81,9 +81,7 @@ class EdgeHistory:
     """For each edge with a condition or a fan-out: how many of the latest visits in a row have taken it."""
 
     def __init__(self, graph: Graph) -> None:
-        self._conditional = {
-            name: [edge.when is not None for edge in edges] for name, edges in graph.deciding.items()
-        }
+        self._conditional = {name: [edge.when is not None for edge in edges] for name, edges in graph.deciding.items()}
         self._taken = {name: [_first_run(graph, edge) for edge in graph.edges[name]] for name in self._conditional}
         self._any_conditional = dict.fromkeys(self._conditional, 0)
         """Per stage, how many visits in a row have taken at least one of the edges with a condition."""
