@@ -70,6 +70,16 @@ def test_the_range_of_a_prediction_is_told_in_words(app: Path) -> None:
     assert "cannot keep up on a machine as slow as" in text
 
 
+def test_a_known_speed_scales_a_plan_and_gives_it_a_narrow_range(app: Path) -> None:
+    slow, fast = (
+        json.loads(CliRunner().invoke(main, ["plan", str(app), "--rate", "50", "--json", "--speed", speed]).stdout)
+        for speed in ("0.8", "1.25")
+    )
+    assert slow["predicted_ms"] > 1.2 * fast["predicted_ms"]
+    assert 0.97 * fast["predicted_ms"] < fast["predicted_ms_low"] < fast["predicted_ms"] < fast["predicted_ms_high"]
+    assert fast["predicted_ms_high"] < 1.03 * fast["predicted_ms"]
+
+
 def test_a_price_that_nobody_declared_is_told_apart_from_none(app: Path) -> None:
     app.write_text(app.read_text().replace("c5.4xlarge, count: 2", "local, cores: 8"))
     shown = CliRunner().invoke(main, ["plan", str(app), "--rate", "10"]).stdout

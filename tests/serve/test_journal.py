@@ -19,7 +19,7 @@ from sloop.actions import End, StartBatch, StartWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
 from sloop.events import WOKE, Event, Finished, WorkerReady
-from sloop.runlog import Header, Record, Unlogged, read_log
+from sloop.runlog import Header, ProcessorTime, Record, Unlogged, read_log
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept
 from sloop.runlog.segments import next_run, segment_path, segments_in
@@ -117,6 +117,16 @@ def test_a_run_in_segments_is_read_back_whole(tmp_path: Path) -> None:
     assert log.is_whole
     assert log.missing == ()
     assert list(log) == server.records
+
+
+def test_what_the_servers_processes_took_is_noted_where_something_has_happened(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, HEADER, taken_ns=iter((5, 9)).__next__)
+    for now_ns in (1, 2):
+        journal.extend(now_ns, [WOKE])
+        journal.flush()
+        journal.flush()
+    journal.close()
+    assert list(read_log(tmp_path)) == [(1, WOKE), (1, ProcessorTime(5)), (2, WOKE), (2, ProcessorTime(9))]
 
 
 def test_a_segment_ends_when_it_is_to_be_taken_away(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,12 @@ from sloop.events import WorkerProgressed, WorkerReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
-from sloop.sim.ranges import speed_factors
+from sloop.sim.machine_speed import log_speed
+from sloop.sim.ranges import MODEL_ERROR, REDRAWS, at_speed, attainment_range, speed_factors, worlds_around
 from sloop.sim.scenarios import (
     ScenarioRun,
-    at_speed,
     chosen_systems,
     labels_of,
-    log_speed,
     run_scenario,
     run_systems,
 )
@@ -25,6 +25,8 @@ from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World
 from sloop.systems.replay import rebuild, replay_log
 from sloop.units import NS_PER_S
+from sloop.vocabulary import Request
+from tests.sim.scene import records_of
 
 SCENARIO = {
     "name": "x",
@@ -392,3 +394,30 @@ def test_batches_of_sizes_that_a_profile_does_not_know_say_nothing_of_speed(tmp_
     known, log = one_core(30, [16, 512]), tmp_path / "run.jsonl"
     run_scenario(known, known.systems[0], log=log)
     assert log_speed(log, one_core(30).deployment) is None
+
+
+def test_other_draws_of_durations_have_the_same_requests() -> None:
+    made = World.from_scenario(one_core(100))
+    around = worlds_around(replace(made, truth=Truth(ServiceTruth(spread=0.1))))
+
+    def arrivals(each: World) -> list[tuple[int, int]]:
+        return [(record.id, now_ns) for now_ns, record in records_of(each) if isinstance(record, Request)]
+
+    assert len(around) == 2 + REDRAWS
+    assert all(arrivals(each) == arrivals(made) for each in around)
+    assert len({tuple(records_of(each)) for each in around}) == len(around)
+    assert worlds_around(made) == [], "a profile that was declared has no range"
+
+
+def test_what_averages_out_within_a_run_and_what_does_not() -> None:
+    """Ten times as many draws narrow the part of a range that is theirs, and leave that of the machine's speed."""
+    ends, model = (0.92, 0.83), MODEL_ERROR
+    few, many = ([0.88, *ends, *(0.88 + each for each in draws)] for draws in (SPREAD, [x / 10 for x in SPREAD]))
+    (low, high), (narrow_low, narrow_high) = attainment_range(few), attainment_range(many)
+    assert low < narrow_low < 0.88 - hypot(0.05, model)
+    assert 0.88 + hypot(0.04, model) < narrow_high < high
+    assert attainment_range([0.88] * 7) == pytest.approx((0.88 - model, 0.88 + model))
+    assert attainment_range([1.0] * 7) == (1.0 - model, 1.0)
+
+
+SPREAD = (0.01, -0.01, 0.02, -0.02)

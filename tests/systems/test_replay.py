@@ -17,7 +17,7 @@ from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import WOKE, Deployed, Event, Finished, Planned, WorkerCompleted, WorkerReady
 from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
-from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
+from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, ProcessorTime, Record, read_log
 from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import Replayed, changed_systems, header_of, rebuild, refined_profiles, replay_log, sizes_in
@@ -86,7 +86,8 @@ def test_a_header_through_a_file_gives_the_same_application(tmp_path: Path) -> N
 
 
 def test_a_replay_of_an_honest_recording_finds_no_difference() -> None:
-    played = replay_log(recorded(), setup().core())
+    noted = [each for now_ns, record in recorded() for each in ((now_ns, record), (now_ns, ProcessorTime(now_ns)))]
+    played = replay_log(noted, setup().core())
     assert played.difference is None
     assert played.events == 6
     assert played.actions == sum(

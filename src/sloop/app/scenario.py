@@ -180,6 +180,18 @@ class InterferenceTruth:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessesTruth:
+    """What runs beside the replicas on the cores of the server's node, which is the first of the cluster.
+
+    Edge and deciding process take `request_us` of a core for a request, and whoever sends it, if that is on the same
+    machine, `client_us`. A load generator does; clients elsewhere take nothing.
+    """
+
+    request_us: Annotated[float, Range(least=0, most=1e6)] = 1_000.0
+    client_us: Annotated[float, Range(least=0, most=1e6)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Truth:
     """The true behaviour of the simulated world, which no policy knows."""
 
@@ -198,6 +210,8 @@ class Truth:
     nodes: NodeTruth = NodeTruth()
     background: BackgroundTruth | None = None
     interference: InterferenceTruth = InterferenceTruth()
+    processes: ProcessesTruth | None = None
+    """None: replicas have the cores of their nodes for themselves, as in publications."""
     plan_ms: Annotated[float, Range(least=0, most=1e6)] = 5.0
     """How long a plan is computed that is not computed within the event loop; the old plan is in force until then."""
     fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -403,6 +403,13 @@ slo_option = click.option(
     help="Deadline of the applications of model files in APP... [default: derived from their profiles].",
 )
 
+speed_option = click.option(
+    "--speed",
+    type=Number(min=0.01, max=100),
+    help="How many times as fast as the profiles say the machine is known to be: the range then leaves out how one "
+    "machine, or hour, differs from another. `sloop simulate LOG` prints it.",
+)
+
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """A rate, or another number of at least 0, as `R` or `NAME=R`: a pair of the name ("" if there is none) and the

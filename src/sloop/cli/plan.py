@@ -22,6 +22,7 @@ from sloop.cli.command import (
     progress,
     rates_by_name,
     slo_option,
+    speed_option,
     table,
     trace_at,
     with_deadlines,
@@ -74,6 +75,7 @@ apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True
 @click.option("--system", "name", metavar="NAME", help="Plan with this system instead of the one that APP names.")
 @arrivals_option
 @slo_option
+@speed_option
 @works_options
 def plan(
     apps: tuple[Path | str, ...],
@@ -81,6 +83,7 @@ def plan(
     name: str | None,
     arrivals: Arrivals,
     slo_ms: float | None,
+    speed: float | None,
     rows: str | None,
     sizes: str | None,
 ) -> CommandOutput:
@@ -92,7 +95,13 @@ def plan(
     mixes = _mixes(apps, setup.deployment, rows, sizes)
     with progress("planning", total=1.0) as advance:
         report = explain_plan(
-            setup, rates_by_name(rates), arrivals, mixes=mixes, clock=time.perf_counter_ns, progress=advance
+            setup,
+            rates_by_name(rates),
+            arrivals,
+            mixes=mixes,
+            speed=speed,
+            clock=time.perf_counter_ns,
+            progress=advance,
         )
     return CommandOutput(report, [*plan_display(report), *notes, *code_notes(setup.deployment)])
 

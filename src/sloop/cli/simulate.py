@@ -1,6 +1,7 @@
 """`sloop simulate`: simulates a scenario under one system or several."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, cast
@@ -10,10 +11,20 @@ from msgspec import structs
 from rich.console import RenderableType
 
 from sloop.app.document import parse_yaml
-from sloop.app.hardware import unpriced
+from sloop.app.hardware import LOCAL, unpriced
 from sloop.app.load import load_scenario
-from sloop.app.scenario import Scenario
-from sloop.cli.command import FILE, CommandOutput, Number, cached_models, check_folder, command, progress, table
+from sloop.app.scenario import ProcessesTruth, Scenario
+from sloop.cli.command import (
+    FILE,
+    CommandOutput,
+    Number,
+    cached_models,
+    check_folder,
+    command,
+    progress,
+    speed_option,
+    table,
+)
 from sloop.page.report import runs_page, write_page
 from sloop.profile.passes import range_advice
 from sloop.report import run_tables
@@ -21,13 +32,13 @@ from sloop.report.sections import ReportedRun, log_run
 from sloop.report.tables import Table
 from sloop.runlog import is_log, read_log
 from sloop.runlog.summary import RunRow
+from sloop.sim.machine_speed import log_speed
+from sloop.sim.ranges import at_speed
 from sloop.sim.scenarios import (
     CHECK_FIRST,
-    at_speed,
     chosen_systems,
     labels_of,
     log_paths,
-    log_speed,
     run_systems,
 )
 from sloop.sim.traffic import HappenedRow, RecordedTraffic, recorded_traffic
@@ -63,11 +74,12 @@ sloop simulate .sloop/digits --last-s 600 --system 'hpa, {name: sponge, margin: 
     help="Of a log, only the requests of so many seconds before its end.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: the scenario's].")
+@speed_option
 @click.option(
-    "--speed",
-    type=Number(min=0.01, max=100),
-    help="How many times as fast as the profiles say the machine is known to be: the range then leaves out how one "
-    "machine, or hour, differs from another. For a log it is printed.",
+    "--client-us",
+    type=Number(min=0, max=1e6),
+    help="Processor time that a load generator on the server's own machine takes for a request, as `sloop load` prints "
+    "it [default: the scenario's, or none].",
 )
 @click.option(
     "--log",
@@ -99,6 +111,7 @@ def simulate(
     last_s: float | None,
     seed: int | None,
     speed: float | None,
+    client_us: float | None,
     log: Path | None,
     recorded: Path | None,
     live: Path | None,
@@ -112,7 +125,8 @@ def simulate(
     """
     if speed is not None and recorded is not None:
         raise click.UsageError("give either --speed or --recorded: the durations of a recorded run have its speed.")
-    traffic, world = _read(scenario, last_s, speed)
+    traffic, world = _read(scenario, last_s, client_us)
+    world = world if speed is None else at_speed(world, speed)
     chosen = chosen_systems(world, systems_named(names))
     if traffic is not None and names:
         chosen = (*world.systems, *chosen)
@@ -146,7 +160,7 @@ def simulate(
     labelled = [structs.replace(row, system=label) for row, label in zip(rows, labels, strict=True)]
     if traffic is not None:
         tables = [table(happened(traffic.happened)), *display(labelled, with_nodes=run_tables.nodes_vary(cluster))]
-        measured = log_speed(scenario, world.deployment)
+        measured = log_speed(scenario, world.deployment, world.truth.processes)
         lines += [f"machine of the log: --speed {measured:.3f}"] if measured else []
         value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s, "speed": measured}
         return CommandOutput(value, [*tables, *lines])
@@ -157,13 +171,18 @@ def simulate(
     return CommandOutput(value, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
 
 
-def _read(source: Path, last_s: float | None, speed: float | None) -> tuple[RecordedTraffic | None, Scenario]:
-    """The scenario in a file, or that of a log with what happened there; on a machine of this speed."""
+def _read(source: Path, last_s: float | None, client_us: float | None) -> tuple[RecordedTraffic | None, Scenario]:
+    """The scenario in a file, or that of a log with what happened there. On this machine the server's processes take
+    cores too, by default so much as was measured."""
     traffic = recorded_traffic(source, last_s) if is_log(source) else None
     if traffic is None and last_s is not None:
         raise click.UsageError("--last-s needs an event log; a scenario says itself how long it is.")
     world = traffic.scenario if traffic else load_scenario(source, models=cached_models([source]))
-    return traffic, world if speed is None else at_speed(world, speed)
+    truth, cluster = world.truth, world.deployment.cluster
+    processes = truth.processes or (ProcessesTruth() if cluster and cluster[0].hardware == LOCAL else None)
+    if client_us is not None:
+        processes = replace(processes or ProcessesTruth(), client_us=client_us)
+    return traffic, replace(world, truth=replace(truth, processes=processes))
 
 
 def systems_named(text: str | None) -> list[str | Mapping[str, object]]:

@@ -154,6 +154,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests that were served in time."""
     sizes: list[SizeRow] = []  # msgspec copies the empty list for each instance
     """Ascending; empty if all rows are equally large."""
+    cpu_us: float = 0.0
+    """The processor time of the sending process for each request, in microseconds."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in the order to print them."""
@@ -170,6 +172,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
             ("latency (from due time) p50 / p99 / max", _spread(self.p50_ms, self.p99_ms, self.max_ms)),
             ("response (from sending) p50 / p99", _spread(self.response_p50_ms, self.response_p99_ms)),
             ("generator's lag p50 / p99 / max", _spread(self.lag_p50_ms, self.lag_p99_ms, self.lag_max_ms)),
+            ("generator's processor time", f"{self.cpu_us:,.0f} µs a request"),
             *([("note", self.note)] if self.note else []),
         ]
 
@@ -236,6 +239,7 @@ def summarise(
     duration_s: float,
     connections: int,
     wall_s: float,
+    cpu_s: float = 0.0,
     sent: SentWorks | None = None,
 ) -> LoadResult:
     """Compute the result of a run whose requests brought what was `sent`; None for one row of the only size each."""
@@ -255,6 +259,7 @@ def summarise(
         rejected=int(counts[OUTCOMES.index(Outcome.REJECTED)]),
         errors=int(counts[OUTCOMES.index(Outcome.FAILED)]),
         attainment=served / total if total else None,
+        cpu_us=1e6 * cpu_s / total if total else 0.0,
         goodput_rps=served / duration_s,
         offered_rps=total / duration_s,
         answered_rps=len(latency) / duration_s,

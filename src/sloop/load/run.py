@@ -126,6 +126,7 @@ def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | Non
         duration_s=_counted_s(plan),
         connections=report.connections,
         wall_s=round(wall_s, 3),
+        cpu_s=report.cpu_s,
         sent=prepared.sent,
     )
 

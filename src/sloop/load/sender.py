@@ -76,6 +76,8 @@ class ProgressReport(msgspec.Struct, frozen=True):
     connections: int = 0
     finished: bool = False
     error: str = ""
+    cpu_s: float = 0.0
+    """At the end, the processor time that sending took."""
 
 
 def write_orders(
@@ -406,9 +408,11 @@ def carry_out(folder: Path) -> None:
             progress = latest
             print_report(_report_of(latest, finished=False))
 
+        begun_s = time.process_time()
         uvloop.run(_sending(orders, target, folder, records, note))
         records.flush()
-    print_report(_report_of(progress, finished=True))
+    cpu_s = time.process_time() - begun_s
+    print_report(msgspec.structs.replace(_report_of(progress, finished=True), cpu_s=cpu_s))
 
 
 def _sending(

@@ -127,6 +127,8 @@ class CellRuns(NamedTuple):
     batch: int
     cores: float
     runs_ns: list[int]
+    beside_cores: float = 0.0
+    """What the stand-in for edge and clients took on average meanwhile."""
 
 
 def default_cores() -> tuple[float, ...]:
@@ -342,14 +344,19 @@ class _Measurement:
         self._cores = sorted(effort.cores, reverse=True)
         self._sizes: dict[float, tuple[int, ...]] = {}
         """The sizes on each core count, once they are decided."""
-        self._runs: dict[tuple[float, int], list[int]] = {}
+        self._runs: dict[tuple[float, int], list[CellRuns]] = {}
         self._samples: list[Sample] = []
         """Of this pass."""
         self._passes_left, self._cell_s, self._cells_left_s = effort.passes, 0.0, 0.0
 
     def pooled(self) -> list[Sample]:
         """A sample of all runs of each cell, in ascending order of cores and batch sizes."""
-        return [sample_of(batch, cores, self._runs[cores, batch]) for cores, batch in sorted(self._runs)]
+        found: list[Sample] = []
+        for cores, batch in sorted(self._runs):
+            cells = self._runs[cores, batch]
+            runs_ns = [run_ns for cell in cells for run_ns in cell.runs_ns]
+            found.append(sample_of(batch, cores, runs_ns, fmean(cell.beside_cores for cell in cells)))
+        return found
 
     def one_pass(self, *, alone: bool = False) -> Pass:
         """Measure each cell once more."""
@@ -379,7 +386,7 @@ class _Measurement:
                     raise
                 # A larger batch is too much for the model or the machine.
                 self._samples = [sample for sample in self._samples if sample.cores != cores]
-                self._runs = {cell: runs_ns for cell, runs_ns in self._runs.items() if cell[0] != cores}
+                self._runs = {cell: runs for cell, runs in self._runs.items() if cell[0] != cores}
                 self._run(cores, done, load)
         self._sizes[cores] = tuple(sample.batch for sample in self._samples if sample.cores == cores)
 
@@ -415,7 +422,7 @@ class _Measurement:
         """Keep the runs of a cell. Returns whether larger batches are left out on this core count."""
         rates = [sample.batch / sample.p50_ms for sample in self._samples if sample.cores == found.cores]
         self._samples.append(sample_of(*found))
-        self._runs.setdefault((found.cores, found.batch), []).extend(found.runs_ns)
+        self._runs.setdefault((found.cores, found.batch), []).append(found)
         self._cells_left_s -= self._expected_s(found.batch, found.cores)
         sizes = self._sizes_on(found.cores)
         larger = next((size for size in sizes if size > found.batch), None)
@@ -641,7 +648,8 @@ def measure_on(
                 if isinstance(message, LoadReport):
                     yield structs.replace(message, process_ms=process_ms)
                     return
-                found = CellRuns(message.batch, order.cores, timing.runs(TimedBatch(sock, shared, message)))
+                runs_ns = timing.runs(TimedBatch(sock, shared, message))
+                found = CellRuns(message.batch, order.cores, runs_ns, timing.beside_cores)
                 timing.end(LAST if enough(found) else STOP)
                 yield found
 
@@ -727,6 +735,8 @@ class Timing:
     ) -> None:
         self._sock, self._load = sock, load
         self._budget_ns, self._runs_min, self._pauses = budget_ns, runs_min, pauses
+        self.beside_cores = 0.0
+        """What the load took on average during the last `runs`."""
 
     @property
     def silence_s(self) -> float:
@@ -750,7 +760,7 @@ class Timing:
             cycle_s = (1 + fmean(self._pauses)) * fmean(later_ns) / NS_PER_S
             self._load.set_rate(batch.size / cycle_s, sum(map(len, batch.inputs)) // batch.size)
         runs_ns: list[int] = []
-        start_ns = perf_counter_ns()
+        start_ns, used_ns = perf_counter_ns(), self._load.cpu_ns() if self._load is not None else 0
         while len(runs_ns) < self._runs_min or (
             len(runs_ns) < RUNS_MAX and perf_counter_ns() - start_ns < self._budget_ns
         ):
@@ -759,6 +769,7 @@ class Timing:
                 pause = self._pauses[len(runs_ns) % len(self._pauses)]
                 self._load.serve_until(perf_counter_ns() + round(pause * runs_ns[-1]))
         if self._load is not None:
+            self.beside_cores = (self._load.cpu_ns() - used_ns) / (perf_counter_ns() - start_ns)
             self._load.set_rate(0, 0)
         return runs_ns
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, sqrt
 from statistics import fmean, stdev
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -49,6 +49,13 @@ class SpeedRange(Struct, frozen=True):
     slow: float
     passes: int
     """How many passes this was estimated from."""
+
+
+def known_speed_range() -> SpeedRange:
+    """The range of the speed of a further run where a machine's speed was measured once: by how much two measurements
+    of it differ (`SPEED_SD_MIN`), and nothing of how one machine, or hour, differs from another."""
+    width = STUDENT_T[-1] * sqrt(2) * SPEED_SD_MIN
+    return SpeedRange(exp(-width), exp(width), 1)
 
 
 def speed_range(profile: Profile) -> SpeedRange | None:
@@ -107,6 +114,7 @@ def pooled(samples: Sequence[Sample]) -> Sample:
         p99_ms=sum(sample.p99_ms * count for sample, count in zip(samples, runs, strict=True)) / sum(runs),
         n=sum(sample.n for sample in samples),
         likely_ms=tuple(round(value, 3) or 0.001 for value in spread_ms),
+        beside_cores=fmean([sample.beside_cores for sample in samples], runs),
     )
 
 
@@ -129,18 +137,20 @@ def refined(
     *,
     date: str,
     beside: str,
+    beside_cores: float = 0.0,
     percentile: Percentile = "p99",
 ) -> Profile:
     """The profile with the durations in ns of batches in service as one more pass; its latencies are fitted again.
 
-    `date` is the start of that service: an older pass in service with the same date is replaced, so that refining
-    twice from one log is the same as refining once. ValueError if `runs` is empty.
+    `beside` and `beside_cores` are of what ran meanwhile (`Pass`, `Sample`). `date` is the start of that service: an
+    older pass in service with the same date is replaced, so that refining twice from one log is the same as refining
+    once. ValueError if `runs` is empty.
     """
     if not runs:
         raise ValueError("no batches to refine the profile from")
     measured = (Pass(date=profile.date, beside="not recorded", samples=profile.samples),) if profile.samples else ()
     before = [one for one in profile.passes or measured if not (one.in_service and one.date == date)]
-    seen = tuple(sample_of(*cell, runs[cell]) for cell in sorted(runs))
+    seen = tuple(sample_of(*cell, runs[cell], beside_cores) for cell in sorted(runs))
     passes = (*before, Pass(date=date, in_service=True, beside=beside, samples=seen))
     samples = in_service_samples(passes, profile.latency_ms)
     fits = fit_all(samples, percentile)
@@ -165,7 +175,13 @@ Runs = Mapping[CellKey, Sequence[int]]
 
 
 def refined_by_size(
-    profile: Profile, runs: Mapping[int, Runs], *, date: str, beside: str, percentile: Percentile = "p99"
+    profile: Profile,
+    runs: Mapping[int, Runs],
+    *,
+    date: str,
+    beside: str,
+    beside_cores: float = 0.0,
+    percentile: Percentile = "p99",
 ) -> Profile:
     """The profile with the durations of batches in service whose rows differ in size, by class; see `refined`.
 
@@ -175,9 +191,15 @@ def refined_by_size(
     """
     if any(one.in_service and one.date == date for one in profile.passes):
         return profile
+    known: dict[str, Any] = {
+        "date": date,
+        "beside": beside,
+        "beside_cores": beside_cores,
+        "percentile": percentile,
+    }
     if not profile.knows_sizes:
         usual = max(runs, key=lambda size: sum(map(len, runs[size].values())))
-        made = refined(profile, runs[usual], date=date, beside=beside, percentile=percentile)
+        made = refined(profile, runs[usual], **known)
         made = structs.replace(made, sizes=())
         others = {
             size: scaled(made.latency_ms, _ratio(made, size, cells, percentile))
@@ -195,7 +217,7 @@ def refined_by_size(
         for cell, own in runs[usual].items()
     }
     ratios = {size: _ratio(profile, size, cells, percentile) for size, cells in runs.items()}
-    made = refined(profile, equal, date=date, beside=beside, percentile=percentile)
+    made = refined(profile, equal, **known)
     sizes = []
     for each in profile.sizes:
         ratio = ratios[_nearest(ratios, each.size)]
@@ -233,7 +255,8 @@ def in_service_samples(passes: Sequence[Pass], latency: Latency) -> tuple[Sample
     for cores in all_cores:
         similar = [sample for sample in seen.values() if sample.cores == cores] or list(seen.values())
         ratio = sum(s.n * s.mean_ms for s in similar) / sum(s.n * base.at(s.batch, s.cores).mean_ms for s in similar)
-        samples += [seen.get((batch, cores)) or base.at(batch, cores, ratio) for batch in batches]
+        beside_cores = fmean([s.beside_cores for s in similar], [max(1, s.n) for s in similar])
+        samples += [seen.get((batch, cores)) or base.at(batch, cores, ratio, beside_cores) for batch in batches]
     return tuple(samples)
 
 
@@ -253,8 +276,8 @@ class _Base:
         self._tables = tables_of(samples) if samples and all(sample.likely_ms for sample in samples) else []
         self._latency = latency
 
-    def at(self, batch: int, cores: float, ratio: float = 1.0) -> Sample:
-        """The sample of a cell, its durations times `ratio`."""
+    def at(self, batch: int, cores: float, ratio: float = 1.0, beside_cores: float = 0.0) -> Sample:
+        """The sample of a cell, its durations times `ratio`, as they are beside what takes so many cores."""
         own = self._cells.get((batch, cores))
         durations_ms = [table.latency_ms(batch, cores) for table in self._tables]
         if not durations_ms:
@@ -262,7 +285,8 @@ class _Base:
         p50_ms = own.p50_ms if own else quantile(durations_ms, 0.5)
         p99_ms = own.p99_ms if own else durations_ms[-1]
         scaled_ms = tuple(round(duration_ms * ratio, 3) or 0.001 for duration_ms in durations_ms)
-        return Sample(batch, cores, p50_ms * ratio, p99_ms * ratio, own.n if own else 0, scaled_ms, round(ratio, 4))
+        n = own.n if own else 0
+        return Sample(batch, cores, p50_ms * ratio, p99_ms * ratio, n, scaled_ms, beside_cores, round(ratio, 4))
 
 
 def tables_of(samples: Sequence[Sample]) -> list[LatencyTable]:

@@ -219,6 +219,9 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True):
     likely_ms: tuple[float, ...] = ()
     """Equally likely durations in ms, ascending: each is the mean of an equal share of the runs, so their mean is the
     mean of the runs. Empty if only percentiles are known."""
+    beside_cores: float = 0.0
+    """The cores that edge, deciding process and clients, or stand-ins for them, took on average meanwhile; 0 if they
+    took none, or if that is unknown."""
     scaled: float = 1.0
     """Factor by which the measured durations were multiplied, if this cell was adjusted to cells seen in service."""
 
@@ -228,7 +231,7 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.likely_ms) / len(self.likely_ms) if self.likely_ms else self.p50_ms
 
 
-def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
+def sample_of(batch: int, cores: float, runs_ns: Sequence[int], beside_cores: float = 0.0) -> Sample:
     """The sample of these runs; `likely_ms` is rounded to microseconds."""
     ordered_ms = [run_ns / NS_PER_MS for run_ns in sorted(runs_ns)]
     return Sample(
@@ -238,6 +241,7 @@ def sample_of(batch: int, cores: float, runs_ns: Sequence[int]) -> Sample:
         p99_ms=quantile(ordered_ms, 0.99),
         n=len(ordered_ms),
         likely_ms=tuple(round(value, 3) or 0.001 for value in likely(ordered_ms, LIKELY)),
+        beside_cores=round(beside_cores, 4),
     )
 
 
@@ -679,10 +683,10 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 8
+VERSION: Final = 9
 """2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers, 6 how a model
-shares its device, multiply-adds of layers, and a form of latency, 7 how its demands on a device were measured, 8 sizes;
-older ones are still read."""
+shares its device, multiply-adds of layers, and a form of latency, 7 how its demands on a device were measured, 8 sizes,
+9 what ran beside the samples; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

@@ -19,11 +19,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from random import Random
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Final
 
 import msgspec
 
+from sloop.machine import cpu_ns_of
 from sloop.units import NS_PER_S
 
 CONNECTIONS: Final = 8
@@ -60,6 +61,10 @@ class ServiceLoad:
             self._process.stdin.write(f"{rate_rps} {body_bytes}\n".encode())
             self._process.stdin.flush()
         return rate_rps
+
+    def cpu_ns(self) -> int:
+        """The processor time that both sides have taken: the clients, and this process, which answers them."""
+        return process_time_ns() + cpu_ns_of(self._process.pid)
 
     def wait_for(self, sock: socket.socket, timeout_s: float) -> None:
         """Answer requests until `sock` is readable. TimeoutError after `timeout_s`."""

@@ -56,7 +56,13 @@ class Unlogged(Struct, frozen=True, gc=False, tag="unlogged", omit_defaults=True
     """Key of the version; empty if the deployment has only one application."""
 
 
-Record = Event | Action | Unlogged
+class ProcessorTime(Struct, frozen=True, gc=False, tag="processor_time"):
+    """The processor time that the edges and the deciding process of a server have taken since they started."""
+
+    taken_ns: int
+
+
+Record = Event | Action | Unlogged | ProcessorTime
 
 
 class Loss(Struct, frozen=True):

@@ -30,6 +30,7 @@ from msgspec import Struct, structs
 
 from sloop.app.limits import Limits
 from sloop.errors import MachineError
+from sloop.machine import cpu_ns_of
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.driver import Driver
 from sloop.serve.edge.listener import listen
@@ -347,6 +348,10 @@ class Edges:
     def serving(self) -> int:
         """How many edges accept connections."""
         return sum(slot.is_ready for slot in self.slots)
+
+    def taken_ns(self) -> int:
+        """The processor time that those that run have taken."""
+        return sum(cpu_ns_of(slot.pid) for slot in self.slots if slot.pid is not None)
 
     def serving_edges(self) -> list[ServingEdge]:
         """All edges, as the state page shows them."""

@@ -431,7 +431,13 @@ async def serving(
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
             edges=lambda: edges.serving_edges(),  # noqa: PLW0108  # likewise
         )
-        journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
+        journal = open_journal(
+            setup,
+            folder,
+            deployment.limits,
+            Observed(core, metrics.state, planner.save),
+            lambda: time.process_time_ns() + edges.taken_ns(),
+        )
         recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
         holders = HolderTable()
@@ -571,7 +577,9 @@ def check_repository(folder: Path | None, keys: Keys) -> None:
         _log.warning("%s %s; write NAME KEY %s into the file of --api-key-file", what, ADMIN, ADMIN)
 
 
-def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Observed) -> Journal | None:
+def open_journal(
+    setup: Setup, folder: Path, limits: ServerLimits, observed: Observed, taken_ns: Callable[[], int]
+) -> Journal | None:
     """The event log of this run in a state folder; None if the limits leave it out. A log that cannot be written is a
     `MachineError`, unless agents wait for this server to take the place of one that has died: it then has none."""
     if not limits.log_bytes:
@@ -583,7 +591,7 @@ def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Obs
         older = older_log(folder / FOLDER)
         if older:
             _log.warning("%s; a new log begins beside them", older)
-        return Journal(folder / FOLDER, header, kept, observed)
+        return Journal(folder / FOLDER, header, kept, observed, taken_ns)
     except MachineError as error:
         if not NodeMemory(folder / NODES).nodes:
             raise

@@ -24,6 +24,7 @@ from sloop.sim.replicas import ONE_ROW, EndsLater, LocalStart, RowsOfBatch, Simu
 from sloop.sim.transfers import NO_WEIGHTS, SimulatedTransfers
 from sloop.sim.truth.cold_start import FETCHING, LOADING, SPAWNING, WARM_NS, AcquisitionSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.sharing import ProcessesWork
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, Request, RequestId, WorkerId, bounds_of
@@ -43,6 +44,8 @@ class ClusterTruths(Struct, frozen=True):
     """Whether the first plan is there at once."""
     weights: WeightPlaces | None = None
     """The weights on the nodes; None if no start has to fetch any, and the core orders no transfers."""
+    processes: ProcessesWork | None = None
+    """What the server's processes take of the cores of a node."""
     spares: SpareWorkers = field(default_factory=SpareWorkers)
     """The workers that shadows take."""
 
@@ -118,8 +121,12 @@ class Cluster:
         replica.batch_end = now_ns + service_ns, self._push(now_ns + service_ns, finished), finished
 
     def note(self, now_ns: int, record: Record) -> None:
-        """A request arrives or ends. A cluster whose requests have several rows, or rows of a size, is told of each."""
+        """A request arrives or ends. A cluster is told of each if some have several rows, or rows of a size, or if the
+        server's processes take its cores."""
         if type(record) is Request:
+            processes = self._truths.processes
+            if processes is not None:
+                self._devices.work(now_ns, processes.node, processes.work())
             if record.size or record.rows != 1:
                 self._works[record.id] = record.rows, record.size
                 self._is_special = True

@@ -1,14 +1,19 @@
 """The devices of the simulated cluster on which batches run beside each other: one that begins or ends changes when the
 others end. Must not import beliefs, policies or the core."""
 
+from typing import Final
+
 from msgspec import structs
 
 from sloop.events import Finished
 from sloop.sim.happenings import DeviceDue, Pending
 from sloop.sim.replicas import EndsLater, SimulatedReplica
-from sloop.sim.truth.sharing import SharedDevice
+from sloop.sim.truth.sharing import BatchWork, SharedDevice
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import BatchId
+
+PROCESSES: Final = -1
+"""Stands for the server's processes among the batches of a device."""
 
 
 class SimulatedDevices:
@@ -29,6 +34,12 @@ class SimulatedDevices:
         replica.batch_end = (FOREVER_NS, -1, ends.finished) if ends.finished is not None else None
         device.join(now_ns, ends.batch, replica.sharing.work(replica.size, replica.slot, work_ns))
         self._await(replica.device)
+
+    def work(self, now_ns: int, node: str, work: BatchWork) -> None:
+        """The server's processes have this to do on the cores of a node."""
+        device = node, ""
+        self._devices.setdefault(device, SharedDevice()).prolong(now_ns, PROCESSES, work)
+        self._await(device)
 
     def leave(self, now_ns: int, replica: SimulatedReplica) -> None:
         """A replica's batch does not run on its device any more, if it did."""
@@ -54,6 +65,10 @@ class SimulatedDevices:
             return None
         first = device.next_end()
         assert first is not None, f"nothing runs on {due.device}"
+        if first[1] == PROCESSES:
+            device.leave(now_ns, PROCESSES)
+            self._await(due.device)
+            return None
         replica = self._replicas[first[1]]
         ends = replica.ends
         assert ends is not None, f"batch {first[1]} does not run on {due.device}"

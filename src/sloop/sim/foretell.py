@@ -19,12 +19,12 @@ from sloop.runlog import Header, Record
 from sloop.runlog.durations import VariantKey
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.run import Kept, RunState
-from sloop.sim.ranges import attainment_range, speed_factors
+from sloop.sim.ranges import speed_factors
 from sloop.sim.run import simulate
 from sloop.sim.traffic import RequestsSoFar
 from sloop.sim.world import World
 from sloop.systems.catalogue import choice_of
-from sloop.units import NS_PER_S, s, to_s
+from sloop.units import NS_PER_S, s, score_interval, to_s
 from sloop.vocabulary import SIMULATION_CORES, SimulatedSystem, version_key
 
 LEAD: Final = 0.1
@@ -33,6 +33,9 @@ LEAD_S: Final = 180.0
 not counted, and at least three minutes if that is no more than half of it."""
 CPU_S_PER_REQUEST: Final = 100e-6
 """What the simulation of a request takes of a core, with reading it from the log: 30 to 90 µs were measured."""
+Z: Final = 1.28
+"""Normal quantile of an 80 % interval. It is asked what will become of *other* requests like these, so that a share of
+so many is widened for their randomness."""
 HISTORY_S: Final = 3_600.0
 """How many seconds of requests a simulated run keeps for its questions."""
 
@@ -117,8 +120,9 @@ def _foretold(scenario: Scenario, name: str, lead_s: float) -> tuple[SimulatedSy
         if is_open and not errors:
             return SimulatedSystem(error="it does not answer all requests"), requests
         rows.append(row)
-    low, high = attainment_range([row.attainment for row in rows], requests)
-    first = rows[0]
+    first, attainments = rows[0], [row.attainment for row in rows]
+    low = score_interval(min(attainments), requests, Z)[0]
+    high = score_interval(max(attainments), requests, Z)[1]
     return SimulatedSystem(first.attainment, low, high, first.usd_per_h, first.cores), requests
 
 

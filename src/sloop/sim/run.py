@@ -62,7 +62,7 @@ def simulate(
     if own is not None:
         cluster.answer = own.answer
         appends.append(own.append)
-    if world.is_mixed:
+    if world.is_mixed or world.processes is not None:
         appends.append(cluster.note)
     totals = play(
         core or setup.core(),

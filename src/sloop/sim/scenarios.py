@@ -2,13 +2,9 @@
 
 Writes event logs on request; otherwise keeps only the figures.
 
-A run can have a prediction range, because runs on real hardware differ from each other. The passes of a profile, and
-the service logs added to it, give the fast and slow limits of the machine (`sloop.profile.passes.speed_range`); if its
-speed is known, what one measurement leaves open gives them (`at_speed`). The same world, with the same arrivals and
-seed, is simulated again with all durations multiplied by the fast and by the slow factor; the smallest and largest
-results become `RunRow.attainment_low`, `attainment_high` and so on. All variants are fast or slow together, because
-they share the machine. The range of attainment is widened for the randomness of durations by Wilson's score interval,
-in which every `units.CLUSTER` requests count as one, because requests miss their deadlines in groups.
+A run can have a prediction range, because runs on real hardware differ from each other (`sloop.sim.ranges`): the same
+world, with the same requests, is simulated again on a faster and on a slower machine, and with other draws of the
+durations. `RunRow.attainment_low`, `attainment_high` and so on are made from them.
 
 There is no range for a recorded run, whose durations are known. Nor is there one for declared and published profiles
 and those with a single pass, unless the scenario's `truth.service.spread` states how far their speed may be off.
@@ -20,31 +16,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from math import exp, sqrt
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, structs
 
-from sloop.app.application import Deployment, SystemChoice
+from sloop.app.application import SystemChoice
 from sloop.app.hardware import shared_profiles
 from sloop.app.scenario import Scenario
-from sloop.errors import InputError
-from sloop.profile.passes import SPEED_SD_MIN, STUDENT_T
 from sloop.runlog import FileLog, Header, Sink
-from sloop.runlog.durations import VariantKey
 from sloop.runlog.rows import RowCounts
 from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
 from sloop.sim.foretell import OwnSimulations
-from sloop.sim.ranges import attainment_range, speed_factors
+from sloop.sim.ranges import attainment_range, worlds_around
 from sloop.sim.run import simulate
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun
-from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.world import World, profiles_of, recorded_in
+from sloop.sim.world import World, recorded_in
 from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, build
 from sloop.text import counted
-from sloop.vocabulary import Slot
 
 _log: Final = logging.getLogger("sloop.simulate")
 
@@ -90,40 +80,6 @@ def labels_of(choices: Sequence[SystemChoice]) -> list[str]:
             label = f"{label} ({pairs or 'as published'})"
         found.append(f"{label}, no. {place + 1}" if label in found else label)
     return found
-
-
-def at_speed(scenario: Scenario, speed: float) -> Scenario:
-    """The scenario on a machine that is known to be `speed` times as fast as the profiles say. Its range is then that
-    of a speed that was measured once (`SPEED_SD_MIN`), instead of that of any run."""
-    truth = scenario.truth
-    spread = exp(STUDENT_T[-1] * sqrt(2) * SPEED_SD_MIN) - 1
-    service = replace(truth.service, spread=spread)
-    return replace(scenario, truth=replace(truth, service=service, profile_error=truth.profile_error / speed))
-
-
-def log_speed(log: Path, deployment: Deployment) -> float | None:
-    """How many times as fast as the profiles say the machine of a log was, over all its batches of which there were
-    enough equal ones, and whose size the profiles know; None if there were none, or if other applications were deployed
-    meanwhile."""
-    expected_ns = actual_ns = 0.0
-    try:
-        recorded = recorded_in(log, deployment)
-    except InputError:
-        return None
-    profiles = {key: each for application in deployment.applications for key, each in profiles_of(application).items()}
-    service = ServiceSampler(0, profiles)
-    for size, durations in recorded.durations_ns.items():
-        for (stage, variant, hardware), cells in durations.items():
-            if size and not profiles[stage, variant, hardware].knows_sizes:
-                continue
-            for (rows, cores), runs_ns in cells.items():
-                slot = Slot(cores, hardware, profiles[stage, variant, hardware].accelerator)
-                means_ns = service.speed(stage, variant, slot).means_ns
-                if rows < len(means_ns):
-                    factor = service.size_factor(stage, variant, slot, size, rows)
-                    expected_ns += len(runs_ns) * means_ns[rows] * factor
-                    actual_ns += sum(runs_ns)
-    return expected_ns / actual_ns if actual_ns else None
 
 
 def run_scenario(
@@ -211,12 +167,11 @@ def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
 
 
 def _ranged(world: World, row: RunRow) -> RunRow:
-    """`row` with its prediction range, if it has one, and each of its applications with theirs; simulates the world
-    twice more."""
-    factors = speed_factors(world)
-    if factors is None:
+    """`row` with its prediction range, if it has one, and each of its applications with theirs; simulates the worlds
+    around it."""
+    rows = [row, *map(_played, worlds_around(world))]
+    if len(rows) == 1:
         return row
-    rows = [row, *(_played_at(world, ends) for ends in factors)]
     return structs.replace(
         row,
         **_range(rows),
@@ -229,23 +184,21 @@ def _with_range(rows: Sequence[ApplicationRow]) -> ApplicationRow:
 
 
 def _range(rows: Sequence[FigureRow]) -> dict[str, float | None]:
-    """The prediction range of the first of these rows; the others are the same run on a fast and on a slow machine."""
-    requests = rows[0].requests
+    """The prediction range of the first of these rows; the others are those of the worlds around it."""
     p99s_ms = [one.p99_ms for one in rows if one.p99_ms is not None]
-    least, most = min(one.attainment for one in rows), max(one.attainment for one in rows)
-    low, high = attainment_range([one.attainment for one in rows], requests)
+    low, high = attainment_range([one.attainment for one in rows])
+    arrived_rps = rows[0].goodput_rps / rows[0].attainment if rows[0].attainment else 0.0
     return {
         "attainment_low": low,
         "attainment_high": high,
-        "goodput_rps_low": min(one.goodput_rps for one in rows) * (low / least if least else 1.0),
-        "goodput_rps_high": max(one.goodput_rps for one in rows) * (high / most if most else 1.0),
+        "goodput_rps_low": low * arrived_rps,
+        "goodput_rps_high": high * arrived_rps,
         "p99_ms_low": min(p99s_ms, default=None),
         "p99_ms_high": max(p99s_ms, default=None),
     }
 
 
-def _played_at(world: World, factors: Mapping[VariantKey, float]) -> RunRow:
-    errors = {key: error * factors.get(key, 1.0) for key, error in world.all_errors.items()}
+def _played(world: World) -> RunRow:
     summary = summary_of(world, world.setup())
-    simulate(replace(world, errors=errors), [summary], check_first=0)
+    simulate(world, [summary], check_first=0)
     return summary.row(system=world.deployment.system.label, seed=world.seed)

@@ -1,7 +1,8 @@
 """A scenario out of the event log of a server: its applications and nodes, and the requests that really came.
 
 So a user can ask what another system would have done with his own traffic. Of the log only the requests are used: when
-each was sent, what it brought, and by what it was called. Durations come from the profiles, as in every scenario.
+each was sent, what it brought, and by what it was called; and what the server's own processes took for each. Durations
+of batches come from the profiles, as in every scenario.
 """
 
 from array import array
@@ -15,10 +16,11 @@ from msgspec import Struct
 
 from sloop.actions import Decided, End, Rollout
 from sloop.app.application import Deployment
-from sloop.app.scenario import Scenario, Truth
+from sloop.app.scenario import ProcessesTruth, Scenario, Truth
 from sloop.errors import InputError
 from sloop.events import Deployed, SystemChanged
 from sloop.runlog import Header, Record, RecordedLog, read_log
+from sloop.runlog.processes import ProcessorUse
 from sloop.systems.replay import ServedApplications, require_all, system_of
 from sloop.units import quantile, s, to_ms, to_s
 from sloop.vocabulary import Outcome, Request, RequestId
@@ -144,21 +146,25 @@ def recorded_traffic(path: Path, last_s: float | None = None) -> RecordedTraffic
         del files[0]
     header = read_log(files[0]).header
     served = ServedApplications(header)
-    requests = _read(RecordedLog(path, header, files), served, from_ns)
+    use = ProcessorUse()
+    requests = _read(RecordedLog(path, header, files), served, use, from_ns)
     requests = {name: found for name, found in requests.items() if found.sent_ns and name in served.by_name}
     if not requests:
         raise InputError("there are no requests in this time", where=str(path), help="name a longer time")
     scenario = _scenario(header, served, requests, end_ns - from_ns, path)
+    if use.request_us is not None:
+        scenario = replace(scenario, truth=Truth(processes=ProcessesTruth(use.request_us)))
     return RecordedTraffic(scenario, to_s(from_ns), tuple(found.row(name) for name, found in requests.items()))
 
 
-def _read(log: RecordedLog, served: ServedApplications, from_ns: int) -> dict[str, _Requests]:
+def _read(log: RecordedLog, served: ServedApplications, use: ProcessorUse, from_ns: int) -> dict[str, _Requests]:
     """The requests of each application that were sent from `from_ns` on, and their ends; `served` gets to know what
     was deployed meanwhile."""
     requests = {name: _Requests() for name in served.by_name}
     first = next(iter(requests))
     waiting: dict[RequestId, tuple[_Requests, int]] = {}
     for now_ns, record in log:
+        use.append(now_ns, record)
         if isinstance(record, Request) and record.sent_ns >= from_ns:
             application = requests.setdefault(record.application or first, _Requests())
             application.add(record, from_ns)

@@ -44,7 +44,7 @@ from sloop.sim.truth.network import (
 )
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.sharing import SharingTruth
+from sloop.sim.truth.sharing import ProcessesWork, SharingTruth, alone
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems import build_system
@@ -113,6 +113,8 @@ class World:
     """By application, also of those that are deployed later."""
     duration_ns: int
     """The shortest time that the control loop runs, in ns; the run then waits for open requests."""
+    draw: int = 0
+    """Worlds that differ in this number only have the same requests, and other draws of the durations of batches."""
     lead_ns: int = 0
     """How long the system runs before the traces begin, in ns; sets the phase of bursts within the planning period."""
     truth: Truth = AS_DECLARED
@@ -270,6 +272,15 @@ class World:
         """Whether requests bring several rows, or rows of a size."""
         return any(clients.trace.works is not None for clients in self.clients.values())
 
+    @property
+    def processes(self) -> ProcessesWork | None:
+        """What the server's processes take of the cores of its node, the first; None if nothing, and where durations
+        are those of a recorded run, in which they took it."""
+        declared, nodes = self.truth.processes, self.deployment.cluster
+        if declared is None or self.recorded.durations_ns or not nodes:
+            return None
+        return ProcessesWork(nodes[0].name, nodes[0].cores, 1e3 * (declared.request_us + declared.client_us))
+
     def setup(self) -> Setup:
         """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does, and ValueError if
         there are `policies` and `changes`."""
@@ -317,6 +328,7 @@ class World:
             plan_ns=ms(truth.plan_ms),
             is_warm=warm,
             weights=self._weights(),
+            processes=self.processes,
             spares=SpareWorkers(truth.cold_start.spare_workers, truth.cold_start.spare_s),
         )
 
@@ -334,8 +346,12 @@ class World:
         sized = self._sized(application)
         node_cores = {node.name: node.cores for node in self.deployment.cluster}
         declared = ServiceTruth() if durations_ns else truth.service
+        processes = self.processes
+        server = processes.node if processes is not None else None
+        if processes is not None:
+            profiles = {key: alone(profile, processes.node_cores) for key, profile in profiles.items()}
         service = ServiceSampler(
-            seed,
+            seed_of(seed, f"draw/{self.draw}") if self.draw else seed,
             profiles,
             shape=declared.shape,
             cv=declared.cv,
@@ -352,7 +368,7 @@ class World:
             resize=ResizeSampler(seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),
-            sharing=None if durations_ns else SharingTruth(profiles, truth.interference, node_cores),
+            sharing=None if durations_ns else SharingTruth(profiles, truth.interference, node_cores, server),
             pads=sized,
             passed=_passed(application, sized),
         )

@@ -26,9 +26,10 @@ from sloop.profile.fit import Percentile
 from sloop.profile.model import is_modelled
 from sloop.profile.passes import refined, refined_by_size
 from sloop.profile.profile import Profile, digest, load_profile, path_beside
-from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
+from sloop.runlog import ACTIONS, EVENTS, Header, ProcessorTime, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, BatchFold
 from sloop.runlog.fold import DeploymentState
+from sloop.runlog.processes import ProcessorUse
 from sloop.runlog.run import Kept
 from sloop.systems.catalogue import deciding
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
@@ -199,7 +200,9 @@ def refined_profiles(
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
     require_all(log, "a profile")
     folds = {size: BatchFold(header.cluster, only_busy=True, size=size) for size in classes_in(log)}
+    use = ProcessorUse()
     for now_ns, record in with_beginning(log):
+        use.append(now_ns, record)
         for fold in folds.values():
             fold.append(now_ns, record)
     variants = {
@@ -242,6 +245,7 @@ def refined_profiles(
         by_size = runs_ns[path, declared]
         of_one_size = by_size.pop(0, {})  # of an earlier version of the model, if there are others
         pass_of: dict[str, Any] = {"date": header.date, "beside": beside, "percentile": percentile}
+        pass_of["beside_cores"] = use.cores
         made = refined_by_size(newest, by_size, **pass_of) if by_size else refined(newest, of_one_size, **pass_of)
         refinements.append(RefinedProfile(path, file, is_read, made))
     return refinements
@@ -450,6 +454,8 @@ def _steps(records: Iterable[tuple[int, Record]]) -> Iterator[_Step]:
                 what = f"the log begins with an action ({type(record).__name__}) before any event"
                 raise InputError(what, help="the file was changed; record the run again")
             step.actions.append(record)
+            continue
+        if isinstance(record, ProcessorTime):
             continue
         assert isinstance(record, EVENTS), record
         if step is not None:

@@ -1,6 +1,7 @@
 """Batches that are slowed by what runs beside them: the simulated device, the cluster, and the core's belief."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +16,21 @@ from sloop.errors import InputError
 from sloop.events import BatchFailed, Event, Finished, NodeLost, WorkerReady
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
-from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
+from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic, sample_of
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths
+from sloop.sim.devices import PROCESSES
 from sloop.sim.engine import play
 from sloop.sim.happenings import NodeFailed
 from sloop.sim.replicas import Truths
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultRates, FaultSampler
+from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.sharing import BatchWork, SharedDevice, SharingTruth
+from sloop.sim.truth.sharing import BY_CORES, BatchWork, ProcessesWork, SharedDevice, SharingTruth, alone, lost
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import BatchId, Device, Node, Outcome, ReplicaId, ReplicaSpec, RequestId, Slot
-from tests.sim.scene import records_of
+from tests.sim.scene import WORK_CONSERVING, records_of, world
 from tests.sim.test_cluster import play_until
 
 LAW = BandwidthLaw(0.5)
@@ -341,3 +344,60 @@ def test_the_true_speed_without_a_cap_is_that_of_all_cores_alone() -> None:
     assert sampler.speed("only", "a", reserved).means_ns[1] == ms(6)
     assert sampler.quota("only", "a", capped) is not None
     assert sampler.quota("only", "a", reserved) is None, "two whole cores"
+
+
+# The server's own processes
+
+TWO_CORES = 2.0
+
+
+@pytest.mark.parametrize(("cores", "ends_ms"), [(1.0, 100.0), (1.5, 102.5), (2.0, 105.0)])
+def test_what_the_processes_take_delays_batches_that_want_the_same_cores(cores: float, ends_ms: float) -> None:
+    """10 ms of processor time beside a batch of 100 ms on a node with two cores."""
+    device = SharedDevice()
+    device.join(0, BatchId(1), BatchWork(BY_CORES, DeviceDemand(sm_use=cores / TWO_CORES), ms(100)))
+    for at_ms in (20, 50):
+        device.prolong(ms(at_ms), PROCESSES, ProcessesWork("n0", TWO_CORES, ms(5)).work())
+        after_ms = at_ms + 5 * max(1.0, (cores + 1) / TWO_CORES)
+        assert device.end_ns(PROCESSES) == pytest.approx(ms(after_ms))
+        device.leave(ms(after_ms), PROCESSES)
+    assert device.end_ns(BatchId(1)) == pytest.approx(ms(ends_ms))
+    assert lost(cores, TWO_CORES) == (ends_ms - 100) / 10
+
+
+def test_requests_at_one_instant_are_handled_one_after_the_other() -> None:
+    device = SharedDevice()
+    for _ in range(4):
+        device.prolong(0, PROCESSES, ProcessesWork("n0", TWO_CORES, ms(5)).work())
+    assert device.end_ns(PROCESSES) == ms(20)
+
+
+def test_a_profile_is_not_slowed_twice_by_what_ran_beside_its_measurement() -> None:
+    samples = tuple(structs.replace(sample_of(1, cores, [ms(10)] * 20), beside_cores=0.4) for cores in (1.0, TWO_CORES))
+    own = Profile(latency_ms=Quadratic(0.0, 1.0, 9.0), max_batch=1, max_cores=TWO_CORES, samples=samples)
+    assert [sample.mean_ms for sample in alone(own, TWO_CORES).samples] == pytest.approx([10.0, 8.0])
+
+
+@pytest.mark.parametrize(("cores", "is_slower"), [(1, False), (2, True)])
+def test_a_server_whose_replica_wants_all_cores_serves_less_beside_its_own_processes(
+    cores: int, is_slower: bool
+) -> None:
+    """100 requests/s of 2 ms each are 0.2 cores."""
+
+    def durations_ns(truth: dict[str, Any]) -> list[int]:
+        made = world(system=WORK_CONSERVING | {"cores": cores}, cores=2.0, trace=BUSY, truth=truth)
+        return [record.service_ns for _, record in records_of(made) if isinstance(record, Finished)]
+
+    processes = {"processes": {"request_us": 1500, "client_us": 500}}
+    still, beside = durations_ns({"service": {"cv": 0}}), durations_ns({"service": {"cv": 0}} | processes)
+    assert (sum(beside) / len(beside) > 1.03 * sum(still) / len(still)) is is_slower
+
+
+BUSY = {"kind": "poisson", "rate": 100}
+
+
+def test_a_recorded_run_had_its_processes_already() -> None:
+    made = world(truth={"processes": {}})
+    assert made.processes is not None
+    recorded = RecordedRun({0: {("only", "a", "custom"): {(1, 1.0): [ms(10)] * 20}}})
+    assert replace(made, recorded=recorded).processes is None

@@ -8,6 +8,10 @@ Laws and demands are those of the profiles, unless the scenario declares others 
 says anything, replicas on cores that are only reserved (`Slot.is_capped`) divide the cores of their node in proportion
 to what each computes with while it is alone; all others neither disturb nor are disturbed.
 
+On the node of the server, edge, deciding process and, where it is local, the load generator (`truth.processes`) take
+cores too: together one at a time, for each request so long. All replicas of the node then divide its cores with them,
+also those whose cores are capped.
+
 Must not read the policies' beliefs: it has separate profiles.
 """
 
@@ -18,12 +22,34 @@ from msgspec import Struct, structs
 
 from sloop.app.scenario import InterferenceTruth
 from sloop.profile.interference import DeviceDemand, Interference, ProcessorSharing
-from sloop.profile.profile import DeviceSharing, Profile
+from sloop.profile.profile import DeviceSharing, Profile, Sample
 from sloop.runlog.durations import VariantKey
 from sloop.vocabulary import BatchId, ReplicaSpec, Slot
 
 BY_CORES: Final = ProcessorSharing("sm_use")
 """The law of replicas on cores that are only reserved: each batch demands a fraction of its node's cores."""
+
+
+def lost(cores: float, node_cores: float) -> float:
+    """The time that a batch on so many cores loses for each second that the server's processes take meanwhile."""
+    return max(0.0, (cores + 1.0 - node_cores) / node_cores)
+
+
+def alone(profile: Profile, node_cores: float) -> Profile:
+    """The profile without what ran beside its measurements, on a node with so many cores: a simulation in which the
+    server's processes run must not count them twice."""
+    if profile.accelerator:
+        return profile
+    samples = [
+        structs.replace(each, likely_ms=tuple(ms * _kept(each, node_cores) for ms in each.likely_ms))
+        for each in profile.samples
+    ]
+    return structs.replace(profile, samples=tuple(samples))
+
+
+def _kept(sample: Sample, node_cores: float) -> float:
+    """The share of its durations that a sample would have alone."""
+    return 1.0 - lost(sample.cores, node_cores) * sample.beside_cores
 
 
 class BatchWork(Struct):
@@ -57,6 +83,14 @@ class SharedDevice:
         self._advance(now_ns)
         self._running[id] = batch
         self._is_due = True
+
+    def prolong(self, now_ns: int, id: BatchId, batch: BatchWork) -> None:
+        """This comes on top of what a batch has to do; it begins if it does not run."""
+        running = self._running.get(id)
+        if running is None:
+            self.join(now_ns, id, batch)
+        else:
+            running.left_ns += batch.left_ns
 
     def leave(self, now_ns: int, id: BatchId) -> None:
         """A batch has ended or was stopped; one that runs no more is ignored."""
@@ -114,16 +148,21 @@ class SharingTruth:
     """How the variants of an application version share their devices."""
 
     def __init__(
-        self, profiles: Mapping[VariantKey, Profile], declared: InterferenceTruth, node_cores: Mapping[str, float]
+        self,
+        profiles: Mapping[VariantKey, Profile],
+        declared: InterferenceTruth,
+        node_cores: Mapping[str, float],
+        server: str | None = None,
     ) -> None:
-        """`node_cores` are the cores of each node, by its name."""
+        """`node_cores` are the cores of each node, by its name. `server` is the one whose cores the server's processes
+        take, if they take any."""
         found = {key: _true(profile, declared) for key, profile in profiles.items()}
         self._sharing = {
             key: TrueSharing(key[1], sharing, declared.error) for key, sharing in found.items() if sharing is not None
         }
         self._unknown = {} if declared.error == 0.0 else {k: each for k, each in profiles.items() if found[k] is None}
         self._node_cores = node_cores
-        self._error = declared.error
+        self._error, self._server = declared.error, server
 
     def of(self, spec: ReplicaSpec) -> TrueSharing | None:
         """That of a replica; None if it neither disturbs nor is disturbed."""
@@ -132,11 +171,25 @@ class SharingTruth:
         if found is not None:
             return found if found.sharing.holds_on(slot) else None
         profile, node_cores = self._unknown.get(key), self._node_cores.get(spec.node or "")
-        if profile is None or node_cores is None or slot.is_capped or slot.accelerator:
+        if profile is None or node_cores is None or slot.accelerator:
+            return None
+        if slot.is_capped and spec.node != self._server:
             return None
         part = min(1.0, profile.cores_on(slot) / node_cores)
         shared = DeviceSharing(law=BY_CORES, full_batch=profile.max_batch, sm_use={1: part})
         return TrueSharing(spec.variant, shared, self._error)
+
+
+class ProcessesWork(Struct, frozen=True):
+    """What the server's processes do on the cores of a node for each request."""
+
+    node: str
+    node_cores: float
+    request_ns: float
+
+    def work(self) -> BatchWork:
+        """That of one request: as a batch that wants one core."""
+        return BatchWork(BY_CORES, DeviceDemand(sm_use=1.0 / self.node_cores), self.request_ns)
 
 
 def _true(profile: Profile, declared: InterferenceTruth) -> DeviceSharing | None:

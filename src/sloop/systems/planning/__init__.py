@@ -7,7 +7,7 @@ own criterion disagrees, the report says so. No I/O and no clock: a caller that 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +17,7 @@ from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.options import nearest
-from sloop.profile.passes import range_advice, speed_range
+from sloop.profile.passes import known_speed_range, range_advice, speed_range
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.systems.mix import ONE_ROW_EACH, WorkMix
 from sloop.systems.planning.infeasibility import unused_kinds
@@ -64,29 +64,45 @@ def explain_plan(
     arrivals: Arrivals = "even",
     *,
     mixes: Mapping[str, WorkMix] = MappingProxyType({}),
+    speed: float | None = None,
     clock: Callable[[], int] | None = None,
     progress: Callable[[float], None] = lambda done: None,
 ) -> PlanReport:
     """The plans that the setup's system keeps at steady rates, with their predictions. The setup must be fresh.
 
     The rates are requests per second of each application, see `rates_for`. `mixes` says by application what requests
-    bring, if that is not one row of the only size. `clock` returns nanoseconds and times the decisions. `progress` is
-    told which part is done, 0 to 1.
+    bring, if that is not one row of the only size. `speed` is how many times as fast as the profiles say the machine is
+    known to be; the range of the prediction is then that of one measurement. `clock` returns nanoseconds and times the
+    decisions. `progress` is told which part is done, 0 to 1.
     """
     rates = rates_for(setup, rates_rps)
     setups = [
         each.bringing(mixes_of(each.application, mixes.get(each.application.name, ONE_ROW_EACH)))
-        for each in setup.applications
+        for each in (setup.applications if speed is None else at_speed(setup.applications, speed))
     ]
-    return explained(ClusterPrediction(setups, rates, arrivals, clock=clock), progress)
+    prediction = ClusterPrediction(setups, rates, arrivals, clock=clock)
+    return explained(prediction, progress, is_speed_known=speed is not None)
 
 
-def explained(prediction: ClusterPrediction, progress: Callable[[float], None] = lambda done: None) -> PlanReport:
+def at_speed(setups: Iterable[ApplicationSetup], speed: float) -> list[ApplicationSetup]:
+    """The applications on a machine that is `speed` times as fast as their profiles say."""
+    return [
+        replace(setup, beliefs={key: belief.times(1 / speed) for key, belief in setup.beliefs.items()})
+        for setup in setups
+    ]
+
+
+def explained(
+    prediction: ClusterPrediction,
+    progress: Callable[[float], None] = lambda done: None,
+    *,
+    is_speed_known: bool = False,
+) -> PlanReport:
     """The report of a prediction; see `explain_plan`."""
     applications, reports = list(prediction.applications.values()), list[ApplicationReport]()
     for application in applications:
         progress((1 + len(reports) / len(applications)) / 2)
-        reports.append(_application_report(application))
+        reports.append(_application_report(application, is_speed_known=is_speed_known))
     several = len(reports) > 1
     why = [_named(each, report.why) for each, report in zip(applications, reports, strict=True)]
     together = [shortfall.why for shortfall in prediction.shortfalls if not shortfall.application]
@@ -105,7 +121,7 @@ def explained(prediction: ClusterPrediction, progress: Callable[[float], None] =
         notes=(
             *(note for each in applications for note in _notes(each)),
             *_mixed_notes(prediction),
-            *range_advice(profiles),
+            *(() if is_speed_known else range_advice(profiles)),
         ),
         rate_rps=sum(prediction.rates_rps.values()),
         paths=tuple(path for each in applications for path in _paths(each)),
@@ -132,10 +148,10 @@ def _named(application: ApplicationPrediction, text: str) -> str:
     return f"{application.key}: {text}" if len(application.whole.setups) > 1 and text else text
 
 
-def _application_report(application: ApplicationPrediction) -> ApplicationReport:
+def _application_report(application: ApplicationPrediction, *, is_speed_known: bool) -> ApplicationReport:
     """An application as a whole."""
     setup, plan, timing, then = application.setup, application.plan, application.timing, application.with_one_more
-    low_ms, high_ms = _predicted_range_ms(application)
+    low_ms, high_ms = _predicted_range_ms(application, is_speed_known=is_speed_known)
     shortfalls = application.shortfalls
     why = [plan.why, _own_criterion(application), *(shortfall.why for shortfall in shortfalls)]
     return ApplicationReport(
@@ -261,10 +277,14 @@ def _notes(application: ApplicationPrediction) -> list[str]:
     return list(filter(None, notes))
 
 
-def _predicted_range_ms(application: ApplicationPrediction) -> tuple[float | None, float | None]:
-    """The prediction for the same plan on a faster and on a slower machine; None without profiles of several passes."""
+def _predicted_range_ms(
+    application: ApplicationPrediction, *, is_speed_known: bool
+) -> tuple[float | None, float | None]:
+    """The prediction for the same plan on a faster and on a slower machine; None without profiles of several passes,
+    unless the speed is known."""
     beliefs, timing = application.setup.beliefs, application.timing
-    ranges = {key: speed_range(belief.profile) for key, belief in beliefs.items()}
+    known = known_speed_range() if is_speed_known else None
+    ranges = {key: known or speed_range(belief.profile) for key, belief in beliefs.items()}
     if not any(ranges.values()):
         return None, None
     ends_ms = []
