@@ -302,6 +302,9 @@ class SilentLoad(ServiceLoad):
     def set_rate(self, rate_rps: float, body_bytes: int) -> float:
         return rate_rps
 
+    def cpu_ns(self) -> int:
+        return 0
+
     def wait_for(self, sock: socket.socket, timeout_s: float) -> None:
         pass
 

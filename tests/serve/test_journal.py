@@ -120,13 +120,13 @@ def test_a_run_in_segments_is_read_back_whole(tmp_path: Path) -> None:
 
 
 def test_what_the_servers_processes_took_is_noted_where_something_has_happened(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, HEADER, taken_ns=iter((5, 9)).__next__)
+    journal = Journal(tmp_path, HEADER)
     for now_ns in (1, 2):
         journal.extend(now_ns, [WOKE])
-        journal.flush()
-        journal.flush()
+        journal.flush(4 + now_ns)
+        journal.flush(9 + now_ns)
     journal.close()
-    assert list(read_log(tmp_path)) == [(1, WOKE), (1, ProcessorTime(5)), (2, WOKE), (2, ProcessorTime(9))]
+    assert list(read_log(tmp_path)) == [(1, WOKE), (1, ProcessorTime(5)), (2, WOKE), (2, ProcessorTime(6))]
 
 
 def test_a_segment_ends_when_it_is_to_be_taken_away(tmp_path: Path) -> None:

@@ -117,22 +117,16 @@ class Opening(NamedTuple):
 class Journal:
     """Records the events and actions of a live run in `folder`, which it creates. Call `flush` about every second: a
     crash loses what was not flushed. `observed` is what snapshots are taken of; without it, segments have none.
-    `taken_ns` is the processor time that the server's own processes have taken; a log with a sample does not have it.
 
     MachineError if the first segment cannot be written.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        header: Header,
-        limits: LogLimits | None = None,
-        observed: Observed | None = None,
-        taken_ns: Callable[[], int] | None = None,
+        self, folder: Path, header: Header, limits: LogLimits | None = None, observed: Observed | None = None
     ) -> None:
         self.path = folder
         self._limits = limits = limits or LogLimits()
-        self._observed, self._taken_ns = observed, taken_ns
+        self._observed = observed
         self._header = structs.replace(header, sample=limits.sample)
         self._encoder = msgspec.json.Encoder()
         self._buffer: list[tuple[int, Record]] = []
@@ -166,16 +160,17 @@ class Journal:
         if len(self._buffer) >= RECORDS_PER_WRITE:
             self._send()
 
-    def flush(self) -> None:
+    def flush(self, taken_ns: int | None = None) -> None:
         """Pass buffered records to the disk, and begin a new segment if it is time. Must not be called from within an
-        instant of the driver."""
+        instant of the driver. `taken_ns` is the processor time that the server's own processes have taken; it is noted
+        where something has happened, in a log that has all requests."""
         writer = self._writer
         if writer is None:
             return
         if self._sampler is not None:
             self._buffer += self._sampler.flush(self._last_ns)
-        elif self._buffer and self._taken_ns is not None:
-            self._buffer.append((self._last_ns, ProcessorTime(self._taken_ns())))
+        elif self._buffer and taken_ns is not None:
+            self._buffer.append((self._last_ns, ProcessorTime(taken_ns)))
         self._send()
         if writer.is_opening or self._is_asking:
             return

@@ -431,20 +431,14 @@ async def serving(
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
             edges=lambda: edges.serving_edges(),  # noqa: PLW0108  # likewise
         )
-        journal = open_journal(
-            setup,
-            folder,
-            deployment.limits,
-            Observed(core, metrics.state, planner.save),
-            lambda: time.process_time_ns() + edges.taken_ns(),
-        )
+        journal = open_journal(setup, folder, deployment.limits, Observed(core, metrics.state, planner.save))
         recorders = [each for each in (metrics.state, journal) if each is not None]
         arenas = Arenas()
         holders = HolderTable()
         backend = backend_of(setup, models, versions, arenas, settings, node_memory, holders, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
-        stack.enter_context(written(journal, deployment.name, driver, settings))
+        stack.enter_context(written(journal, deployment.name, driver, settings, lambda: edges.taken_ns()))  # noqa: PLW0108
         bounds = settings.edge(deployment)
         if settings.nodes is not None:
             bounds = structs.replace(bounds, token=node_memory.token, node_tls=settings.nodes.tls)
@@ -577,9 +571,7 @@ def check_repository(folder: Path | None, keys: Keys) -> None:
         _log.warning("%s %s; write NAME KEY %s into the file of --api-key-file", what, ADMIN, ADMIN)
 
 
-def open_journal(
-    setup: Setup, folder: Path, limits: ServerLimits, observed: Observed, taken_ns: Callable[[], int]
-) -> Journal | None:
+def open_journal(setup: Setup, folder: Path, limits: ServerLimits, observed: Observed) -> Journal | None:
     """The event log of this run in a state folder; None if the limits leave it out. A log that cannot be written is a
     `MachineError`, unless agents wait for this server to take the place of one that has died: it then has none."""
     if not limits.log_bytes:
@@ -591,7 +583,7 @@ def open_journal(
         older = older_log(folder / FOLDER)
         if older:
             _log.warning("%s; a new log begins beside them", older)
-        return Journal(folder / FOLDER, header, kept, observed, taken_ns)
+        return Journal(folder / FOLDER, header, kept, observed)
     except MachineError as error:
         if not NodeMemory(folder / NODES).nodes:
             raise
@@ -600,16 +592,18 @@ def open_journal(
 
 
 @contextmanager
-def written(journal: Journal | None, name: str, driver: Driver, settings: Settings) -> Iterator[None]:
+def written(
+    journal: Journal | None, name: str, driver: Driver, settings: Settings, taken_ns: Callable[[], int]
+) -> Iterator[None]:
     """Write the log of deployment `name`, if there is one, until the context ends. Spans of its requests are sent, and
-    systems may have them simulated."""
+    systems may have them simulated. `taken_ns` is the processor time that the edges have taken."""
     if journal is None:
         yield
         return
     driver.simulations = simulations = SimulationProcesses(settings.answers, journal.path)
     exporter = SpanProcess(settings.spans)
     exporter.start(journal.path, journal.run, name, time.time_ns() - driver.now_ns)
-    flushing = asyncio.create_task(flush_for_ever(journal))
+    flushing = asyncio.create_task(flush_for_ever(journal, taken_ns))
     try:
         yield
     finally:
@@ -658,8 +652,8 @@ def check_nodes(setup: ApplicationSetup, *, has_agents: bool) -> None:
         )
 
 
-async def flush_for_ever(journal: Journal) -> None:
+async def flush_for_ever(journal: Journal, taken_ns: Callable[[], int]) -> None:
     """Write the event log to disk every second, which bounds what a crash can lose."""
     while True:
         await asyncio.sleep(FLUSH_S)
-        journal.flush()
+        journal.flush(time.process_time_ns() + taken_ns())

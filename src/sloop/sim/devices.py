@@ -12,7 +12,7 @@ from sloop.sim.truth.sharing import BatchWork, SharedDevice
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import BatchId
 
-PROCESSES: Final = -1
+PROCESSES: Final = BatchId(-1)
 """Stands for the server's processes among the batches of a device."""
 
 

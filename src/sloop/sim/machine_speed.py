@@ -47,7 +47,7 @@ def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | Non
     node_cores = deployment.cluster[0].cores
     if processes is not None:
         profiles = {key: alone(profile, node_cores) for key, profile in profiles.items()}
-    batches, use = _Batches(profiles, node_cores), ProcessorUse()
+    batches, use = _BatchTimes(profiles, node_cores), ProcessorUse()
     for now_ns, record in with_beginning(recorded):
         batches.append(now_ns, record)
         use.append(now_ns, record)
@@ -57,7 +57,7 @@ def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | Non
     return batches.expected_ns / (batches.actual_ns - batches.disturbed_ns * beside_cores)
 
 
-class _Batches:
+class _BatchTimes:
     """A fold: the batches of a log, and what the profiles say that they take."""
 
     def __init__(self, profiles: Mapping[VariantKey, Profile], node_cores: float) -> None:
