@@ -99,7 +99,7 @@ class _BatchTimes:
         profile = self._profiles.get(key)
         if profile is None or order.batch in self._left_out or replica.resize_ns or replica.group.shape != ALONE:
             return
-        size = max(self._works.get(id, ONE_ROW)[1] for id in order.requests)
+        size = max(self._works.get(id, ONE_ROW)[1] for id in order.requests) if order.size else 0
         if size and not profile.knows_sizes:
             return
         means_ns = self._service.speed(*key[:2], slot).means_ns
