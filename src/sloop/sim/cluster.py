@@ -126,7 +126,7 @@ class Cluster:
         if type(record) is Request:
             processes = self._truths.processes
             if processes is not None:
-                self._devices.work(now_ns, processes.node, processes.work())
+                self._devices.disturb(now_ns, processes)
             if record.size or record.rows != 1:
                 self._works[record.id] = record.rows, record.size
                 self._is_special = True

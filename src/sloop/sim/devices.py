@@ -1,19 +1,14 @@
 """The devices of the simulated cluster on which batches run beside each other: one that begins or ends changes when the
 others end. Must not import beliefs, policies or the core."""
 
-from typing import Final
-
 from msgspec import structs
 
 from sloop.events import Finished
 from sloop.sim.happenings import DeviceDue, Pending
 from sloop.sim.replicas import EndsLater, SimulatedReplica
-from sloop.sim.truth.sharing import BatchWork, SharedDevice
+from sloop.sim.truth.sharing import ProcessesWork, SharedDevice
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import BatchId
-
-PROCESSES: Final = BatchId(-1)
-"""Stands for the server's processes among the batches of a device."""
 
 
 class SimulatedDevices:
@@ -35,11 +30,13 @@ class SimulatedDevices:
         device.join(now_ns, ends.batch, replica.sharing.work(replica.size, replica.slot, work_ns))
         self._await(replica.device)
 
-    def work(self, now_ns: int, node: str, work: BatchWork) -> None:
-        """The server's processes have this to do on the cores of a node."""
-        device = node, ""
-        self._devices.setdefault(device, SharedDevice()).prolong(now_ns, PROCESSES, work)
-        self._await(device)
+    def disturb(self, now_ns: int, processes: ProcessesWork) -> None:
+        """A request has come to the server on a node."""
+        key = processes.node, ""
+        device = self._devices.get(key)
+        if device is not None:
+            device.disturb(now_ns, processes.request_ns, processes.node_cores)
+            self._await(key)
 
     def leave(self, now_ns: int, replica: SimulatedReplica) -> None:
         """A replica's batch does not run on its device any more, if it did."""
@@ -65,10 +62,6 @@ class SimulatedDevices:
             return None
         first = device.next_end()
         assert first is not None, f"nothing runs on {due.device}"
-        if first[1] == PROCESSES:
-            device.leave(now_ns, PROCESSES)
-            self._await(due.device)
-            return None
         replica = self._replicas[first[1]]
         ends = replica.ends
         assert ends is not None, f"batch {first[1]} does not run on {due.device}"

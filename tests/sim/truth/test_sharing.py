@@ -19,7 +19,6 @@ from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic, sample_of
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths
-from sloop.sim.devices import PROCESSES
 from sloop.sim.engine import play
 from sloop.sim.happenings import NodeFailed
 from sloop.sim.replicas import Truths
@@ -27,7 +26,7 @@ from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, Res
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.sharing import BY_CORES, BatchWork, ProcessesWork, SharedDevice, SharingTruth, alone, lost
+from sloop.sim.truth.sharing import BY_CORES, BatchWork, SharedDevice, SharingTruth, alone, lost
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import BatchId, Device, Node, Outcome, ReplicaId, ReplicaSpec, RequestId, Slot
 from tests.sim.scene import WORK_CONSERVING, records_of, world
@@ -351,31 +350,33 @@ def test_the_true_speed_without_a_cap_is_that_of_all_cores_alone() -> None:
 TWO_CORES = 2.0
 
 
-@pytest.mark.parametrize(("cores", "ends_ms"), [(1.0, 100.0), (1.5, 102.5), (2.0, 105.0)])
+@pytest.mark.parametrize(("cores", "ends_ms"), [(1.0, 100.0), (1.5, 105.0), (2.0, 110.0)])
 def test_what_the_processes_take_delays_batches_that_want_the_same_cores(cores: float, ends_ms: float) -> None:
     """10 ms of processor time beside a batch of 100 ms on a node with two cores."""
     device = SharedDevice()
     device.join(0, BatchId(1), BatchWork(BY_CORES, DeviceDemand(sm_use=cores / TWO_CORES), ms(100)))
     for at_ms in (20, 50):
-        device.prolong(ms(at_ms), PROCESSES, ProcessesWork("n0", TWO_CORES, ms(5)).work())
-        after_ms = at_ms + 5 * max(1.0, (cores + 1) / TWO_CORES)
-        assert device.end_ns(PROCESSES) == pytest.approx(ms(after_ms))
-        device.leave(ms(after_ms), PROCESSES)
+        device.disturb(ms(at_ms), ms(5), TWO_CORES)
     assert device.end_ns(BatchId(1)) == pytest.approx(ms(ends_ms))
     assert lost(cores, TWO_CORES) == (ends_ms - 100) / 10
 
 
-def test_requests_at_one_instant_are_handled_one_after_the_other() -> None:
+def test_batches_that_leave_no_core_free_lose_in_proportion_to_their_cores() -> None:
+    """Of four cores two batches have three and one. They lose what is taken together, and nothing once one ends."""
     device = SharedDevice()
-    for _ in range(4):
-        device.prolong(0, PROCESSES, ProcessesWork("n0", TWO_CORES, ms(5)).work())
-    assert device.end_ns(PROCESSES) == ms(20)
+    for number, cores in ((1, 3.0), (2, 1.0)):
+        device.join(0, BatchId(number), BatchWork(BY_CORES, DeviceDemand(sm_use=cores / 4), ms(100)))
+    device.disturb(ms(10), ms(8), 4.0)
+    assert [device.end_ns(BatchId(number)) for number in (1, 2)] == [ms(106), ms(102)]
+    device.leave(ms(102), BatchId(2))
+    device.disturb(ms(103), ms(8), 4.0)
+    assert device.end_ns(BatchId(1)) == ms(106)
 
 
 def test_a_profile_is_not_slowed_twice_by_what_ran_beside_its_measurement() -> None:
     samples = tuple(structs.replace(sample_of(1, cores, [ms(10)] * 20), beside_cores=0.4) for cores in (1.0, TWO_CORES))
     own = Profile(latency_ms=Quadratic(0.0, 1.0, 9.0), max_batch=1, max_cores=TWO_CORES, samples=samples)
-    assert [sample.mean_ms for sample in alone(own, TWO_CORES).samples] == pytest.approx([10.0, 8.0])
+    assert [sample.mean_ms for sample in alone(own, TWO_CORES).samples] == pytest.approx([10.0, 6.0])
 
 
 @pytest.mark.parametrize(("cores", "is_slower"), [(1, False), (2, True)])
