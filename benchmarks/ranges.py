@@ -45,10 +45,13 @@ from sloop.sim.ranges import at_speed
 from sloop.sim.scenarios import run_scenario
 from sloop.vocabulary import Outcome, Request
 from sloop.workload import trace_from
+from sloop.workload.trace import first_works
 
 CALIBRATION_S: Final = 8.0
 SETTLED_S: Final = 2.5
 """After this the log of the calibration is on the disk."""
+DRAWN, DRAWN_S = 5_000, 60.0
+"""Requests that make the average."""
 LOAD: Final = 0.8
 """Of what batches of 4 average rows could be served."""
 DEADLINE: Final = 6.0
@@ -101,8 +104,10 @@ def profiled(folder: Path, name: str, given: Namespace) -> tuple[Path, Profile]:
         model = encoder.write(folder / "encoder.onnx", weights)
     else:
         model = resnet18(folder)
+    if path_beside(model).is_file():
+        return model, load_profile(path_beside(model))
     say(f"profile {model.name}")
-    command = [sys.executable, "-m", "sloop", "profile", str(model), "--batches", "1,2,4,8", "--json"]
+    command = [sys.executable, "-m", "sloop", "profile", str(model), "--json"]
     if subprocess.run([*command, *CASES[name]["profile"]], stdout=subprocess.DEVNULL, check=False).returncode:
         raise SystemExit(f"sloop profile {model} failed")
     return model, load_profile(path_beside(model))
@@ -113,9 +118,7 @@ def declared(model: Path, profile: Profile, name: str, given: Namespace) -> dict
     case = CASES[name]
     works = {key: case[key] for key in ("rows", "sizes") if key in case}
     trace = {"kind": "poisson", "rate": 100, **works}
-    drawn = trace_from(trace, seed=given.seed, duration_s=60, folder=Path()).works
-    assert drawn is not None
-    brought = list(drawn())
+    brought = first_works(trace_from(trace, seed=given.seed, duration_s=DRAWN_S, folder=Path()), DRAWN)
     rows = sum(work.rows for work in brought)
     alone_ms = sum(profile.latency_at(work.size, work.rows, profile.max_cores) for work in brought) / len(brought)
     row_ms = sum(work.rows * profile.latency_at(work.size, 4, profile.max_cores) / 4 for work in brought) / rows
