@@ -160,6 +160,7 @@ def test_a_stage_may_declare_its_classes_of_sizes() -> None:
     assert last(A, "name: b, after: a, sizes: 128").sizes == (128,)
     for wrong, message in (
         ("[]", "0 sizes; a stage has 1 to 64"),
+        ('"16,64"', "must be a size, or a list of sizes, not '16,64'"),
         ("[64, 16]", "the size 16 comes after 64; sizes ascend"),
         ("[16, 16]", "the size 16 is given twice"),
         ("[0, 16]", r"sizes\[0\]: must be a whole number"),

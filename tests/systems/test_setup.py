@@ -53,6 +53,13 @@ def test_only_replicas_that_may_be_resized_count_sessions_for_other_numbers_of_t
     assert threads_of(setup) == threads
 
 
+def test_sizes_of_which_nothing_is_known_and_nothing_learnt_are_refused() -> None:
+    declared = {**MINIMAL, "stages": [{"name": "a", "profile": "ResNet-T", "sizes": [16, 64]}]}
+    set_up(load_application(declared))
+    with pytest.raises(InputError, match="a has `sizes`, its profile knows none, and `correct: false` learns none"):
+        set_up(load_application({**declared, "estimates": {"correct": False}}))
+
+
 def test_the_response_timeouts_that_stages_declare_come_into_the_core() -> None:
     stages = [{"name": "a", "profile": "ResNet-T", "response_timeout_s": 2}, {"name": "b", "profile": "ResNet-T"}]
     (application,) = set_up(load_application({**MINIMAL, "stages": stages})).core().state.applications.values()

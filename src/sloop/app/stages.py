@@ -97,6 +97,8 @@ def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
 
 def _sizes(value: Value) -> tuple[int, ...]:
     """The bounds of classes of sizes, one or a list, ascending."""
+    if isinstance(value.content, str):
+        value.wrong("a size, or a list of sizes", "write a list of numbers, such as [16, 64]")
     values = value.one_or_more()
     if not 1 <= len(values) <= CLASSES_MAX:
         value.fail(f"{len(values)} sizes; a stage has 1 to {CLASSES_MAX}", "or leave 'sizes' out")

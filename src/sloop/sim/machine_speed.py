@@ -8,7 +8,6 @@ it is known, because a simulation adds it again. A log of some seconds under loa
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from msgspec import structs
 
@@ -19,7 +18,7 @@ from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.profile.profile import Profile
 from sloop.runlog import Record, read_log
-from sloop.runlog.durations import ANY_GRAPH, VariantKey
+from sloop.runlog.durations import ANY_GRAPH, BATCHES_MIN, VariantKey
 from sloop.runlog.processes import ProcessorUse
 from sloop.runlog.replicas import ReplicaRecord
 from sloop.runlog.run import RunState
@@ -29,9 +28,6 @@ from sloop.sim.truth.sharing import alone, lost
 from sloop.sim.world import profiles_of
 from sloop.systems.replay import require_all, with_beginning
 from sloop.vocabulary import ALONE, BatchId, Request, RequestId
-
-BATCHES_MIN: Final = 50
-"""Fewer batches say nothing: their mean is off by more than a percent."""
 
 
 def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | None = None) -> float | None:

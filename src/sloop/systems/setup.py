@@ -177,6 +177,10 @@ def beliefs_of(application: Application, *, resizes: bool = True) -> EstimateMap
                 help += "; `sloop serve` measures a model briefly before it serves it" if variant.model else ""
                 raise InputError(f"{what}, so its speed is unknown", where=where, help=help)
             for hardware, profile in profiles.items():
+                if stage.sizes and not profile.knows_sizes and not chosen.correct:
+                    what = f"{stage.name} has `sizes`, its profile knows none, and `correct: false` learns none"
+                    help = "leave `correct` out, or measure them: sloop profile MODEL --sizes"
+                    raise InputError(what, where=application.locate("estimates"), help=help)
                 found[stage.name, variant.name, hardware] = Estimate(
                     profile if resizes else profile.never_resized(),
                     variant=variant.name,
