@@ -187,7 +187,7 @@ class ProcessesTruth:
     machine, `client_us`. A load generator does; clients elsewhere take nothing.
     """
 
-    request_us: Annotated[float, Range(least=0, most=1e6)] = 1_000.0
+    request_us: Annotated[float, Range(least=0, most=1e6)] = 700.0
     client_us: Annotated[float, Range(least=0, most=1e6)] = 0.0
 
 
