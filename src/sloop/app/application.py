@@ -184,8 +184,17 @@ class SystemChoice:
     @property
     def text(self) -> str:
         """Its label with the parameters: `sponge (margin 0.9)`."""
-        pairs = ", ".join(f"{key} {value}" for key, value in self.parameters.items())
+        pairs = ", ".join(f"{key} {_in_one_line(value)}" for key, value in self.parameters.items())
         return f"{self.label} ({pairs})" if pairs else self.label
+
+
+def _in_one_line(value: object) -> str:
+    """A parameter as a user writes it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_in_one_line(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_one_line, value))}]"
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)

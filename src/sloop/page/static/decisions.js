@@ -41,7 +41,7 @@ function Decision({ decision, next }) {
     ${decision.application ? html`<b>${decision.application}</b>` : null}
     <span>${decision.what}</span>
     ${decision.change ? html`<div class="change">${decision.change}</div>` : null}
-    ${reasons(decision).map((line) => html`<div class="soft">${line}</div>`)}
+    ${reasons(decision).map((line, place) => html`<div class=${decision.kind === "overseer" && !place ? "" : "soft"}>${line}</div>`)}
     ${decision.kind === "plan" ? html`<div>${afterwards(decision, next)}</div>` : null}
   </li>`;
 }

@@ -30,7 +30,7 @@ export function Glance() {
 
 function budget(name) {
   const share = attainment(recent(name, 3600));
-  return share === null ? "–" : percent((1 - share) / (1 - state.picture.target));
+  return share === null ? "–" : `${number((100 * (1 - share)) / (1 - state.picture.target))} %`;
 }
 
 function Overview({ chosen, choose }) {
@@ -126,8 +126,9 @@ function Version({ version, only }) {
 function Shadows({ name }) {
   if (!Object.keys(state.shadows).length) return null;
   const level = levels(name);
+  const plan = state.picture.applications[name].versions[0].plan;
   const itself = [`${state.picture.system}, which serves`, percent(attainment(recent(name, 60))), ms(mostOf(name, "p99_ms", 60)),
-    `${level.ready ?? 0}`, `${level.starting ?? 0}`, number(level.cores), usd(level.usd_per_h), "", ""];
+    `${level.ready ?? 0}`, `${level.starting ?? 0}`, number(level.cores), usd(level.usd_per_h), plan?.text, plan?.why];
   const rows = Object.entries(state.shadows).map(([label, told]) => {
     const row = told.applications?.[name];
     if (told.error || !row) return [label, told.error ? html`<b class="bad">ended: ${told.error}</b>` : told.applications ? "this shadow began before it was deployed" : "starting", ...Array(7).fill("")];

@@ -4,6 +4,8 @@ import { useState } from "preact/hooks";
 import { recent, state } from "sloop/store";
 import { ask, counted, Field, html, ms, number, OFFLINE, Problem, Table, usd, useAnswer } from "sloop/words";
 
+const PLACEMENT = ["application", "stage", "variant", "node", "device", "replicas", "cores", "batch"];
+
 function startRates() {
   const rates = {};
   for (const name of Object.keys(state.picture.applications)) {
@@ -15,8 +17,7 @@ function startRates() {
 function Answer({ plan }) {
   const rows = plan.stages.map((stage) => [stage.application, stage.stage, stage.variant, stage.replicas, stage.batch,
     number(stage.cores), ms(stage.predicted_ms), stage.binds, stage.one_more]);
-  const places = plan.placements.map((place) => Object.values(place).map((value) =>
-    (typeof value === "object" && value !== null ? JSON.stringify(value) : String(value ?? ""))));
+  const places = plan.placements.map((place) => PLACEMENT.map((name) => place[name] ?? ""));
   return html`<article>
     <p class="glance ${plan.feasible ? "good" : "bad"}" role="status">${plan.system}: ${plan.feasible ? "feasible" : "not feasible"}, with ${counted(plan.cores, "core")}${plan.usd_per_h ? `, ${usd(plan.usd_per_h)}` : ""}${plan.applications.length === 1 ? `, predicted P99 ${ms(plan.predicted_ms)}` : ""}</p>
     <p>${plan.why}</p>
@@ -24,7 +25,7 @@ function Answer({ plan }) {
     ${plan.shortfalls.map((one) => html`<p class="problem">${one.application ? `${one.application}: ` : ""}${one.why}</p>`)}
     <${Table} label="stages" rows=${rows} numbers=${[3, 4, 5, 6]}
       head=${["application", "stage", "variant", "replicas", "batch", "cores", "predicted P99", "what binds", "one more request/s needs"]} />
-    ${places.length ? html`<h3>Where they are placed</h3><${Table} label="placement" rows=${places} head=${Object.keys(plan.placements[0]).map((name) => name.replaceAll("_", " "))} />` : null}
+    ${places.length ? html`<h3>Where they are placed</h3><${Table} label="placement" rows=${places} numbers=${[5, 6, 7]} head=${PLACEMENT} />` : null}
     ${plan.notes.length ? html`<ul>${plan.notes.map((note) => html`<li class="soft">${note}</li>`)}</ul>` : null}
   </article>`;
 }

@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import { state } from "sloop/store";
 import { ask, clock, Field, html, ms, OFFLINE, Problem, Table, useAnswer } from "sloop/words";
 
+const SHOWN = 50;
 const PARTS = [
   ["network_ms", "network", "--line-5"],
   ["edge_ms", "edge", "--line-4"],
@@ -58,12 +59,14 @@ function Story({ story }) {
 
 export function Request() {
   const [name, setName] = useState("");
+  const [shown, setShown] = useState(SHOWN);
   const { answer: story, error, isAsking, put } = useAnswer();
   const find = (wanted) => {
     setName(wanted);
     put(() => ask("/ask", JSON.stringify({ kind: "request", name: wanted })));
   };
-  const rows = [...state.picture.missed].reverse().map((request) => [
+  const missed = [...state.picture.missed].reverse();
+  const rows = missed.slice(0, shown).map((request) => [
     clock(request.at_s),
     html`<button class="link" disabled=${!state.isLive} onClick=${() => find(String(request.id))}>${request.id}</button>`,
     request.name, request.application, request.outcome, ms(request.ms), ms(request.slo_ms), request.stage, request.why,
@@ -80,5 +83,6 @@ export function Request() {
     <h2>Requests that were not served in time</h2>
     ${rows.length ? html`<${Table} label="missed requests" rows=${rows} numbers=${[1, 5, 6]}
       head=${["when", "request", "client's name", "application", "end", "took", "deadline", "stage", "why"]} />`
-      : html`<p>There are none.</p>`}`;
+      : html`<p>There are none.</p>`}
+    ${missed.length > shown ? html`<button onClick=${() => setShown(shown + SHOWN)}>Show older ones</button>` : null}`;
 }
