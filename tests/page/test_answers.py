@@ -97,3 +97,16 @@ def test_plans_and_other_systems_get_the_rows_and_sizes_that_came(tmp_path: Path
     run, other = answer(Asked(str(folder), AskWhatIf(60.0, ["early-drop"])))["runs"]
     assert run["rows"] == other["rows"] == 4 * run["requests"]
     assert [each["size"] for each in other["sizes"]] == [16, 512]
+
+
+def test_an_answer_gives_way_to_the_server_also_where_sessions_share_the_processor() -> None:
+    command = [sys.executable, "-m", "sloop.page.answers", str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        until_s = time.monotonic() + 60
+        while os.sched_getscheduler(process.pid) != os.SCHED_IDLE:
+            assert time.monotonic() < until_s
+            assert process.poll() is None
+            time.sleep(0.05)
+        group = Path(f"/proc/{process.pid}/autogroup")
+        assert not group.exists() or group.read_text().endswith("nice 19\n")
+        process.kill()

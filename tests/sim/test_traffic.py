@@ -12,12 +12,12 @@ from sloop.app.load import load_scenario
 from sloop.errors import InputError
 from sloop.events import Deployed
 from sloop.page.answers import served_now
-from sloop.runlog import FileLog, read_log
+from sloop.runlog import FileLog, Header, read_log
 from sloop.runlog.summary import RunRow
 from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario, run_systems
 from sloop.sim.traffic import recorded_traffic
-from sloop.systems.replay import header_of
+from sloop.systems.replay import ServedApplications, header_of
 from sloop.systems.setup import application_in, definition_of, set_up
 from sloop.workload import Trace
 from sloop.workload.trace import first_works
@@ -114,3 +114,20 @@ def test_a_time_without_requests_is_refused(recorded: tuple[Path, RunRow]) -> No
     path, _ = recorded
     with pytest.raises(InputError, match="no requests in this time"):
         recorded_traffic(path, 1e-9)
+
+
+def test_what_a_server_writes_while_its_log_is_read_does_not_count(
+    recorded: tuple[Path, RunRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is looked up before its requests are read."""
+    path = tmp_path / "log.jsonl"
+    lines = recorded[0].read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(lines) // 2]))
+    before = recorded_traffic(path).happened
+
+    def grown(header: Header) -> ServedApplications:
+        path.write_bytes(b"".join(lines))
+        return ServedApplications(header)
+
+    monkeypatch.setattr("sloop.sim.traffic.ServedApplications", grown)
+    assert recorded_traffic(path).happened == before

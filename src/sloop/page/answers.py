@@ -6,7 +6,6 @@ Each may take seconds of a core and may run the code of a user's system. So the 
 bounds on time and memory, and whatever happens to it, the page goes on. A question and its answer are JSON.
 """
 
-import os
 import resource
 import sys
 import time
@@ -26,7 +25,7 @@ from sloop.report.explain import state_of
 from sloop.report.explain.request import explain_request, request_named
 from sloop.runlog import Record, RecordedLog, read_log
 from sloop.runlog.segments import LogSegment, opened, segments_in
-from sloop.serve.processes import begin, own_stdout
+from sloop.serve.processes import begin, own_stdout, set_priority
 from sloop.sim.foretell import foretell
 from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
@@ -178,7 +177,7 @@ def main(arguments: Sequence[str]) -> None:
     (parent,) = arguments
     begin(int(parent), ())
     stdout = own_stdout()
-    os.nice(19)
+    set_priority(0, humble=True)
     resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES_MAX, PROCESS_BYTES_MAX))
     try:
         asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)

@@ -38,7 +38,7 @@ from sloop.runlog import Header, read_log
 from sloop.runlog.follow import BEHIND_NS, LogFollower
 from sloop.runlog.segments import has_room, segments_in
 from sloop.serve.edge.service import Keys
-from sloop.serve.processes import begin, said_by, set_name
+from sloop.serve.processes import be_nice, begin, said_by, set_name
 from sloop.serve.stderr import log_directly
 from sloop.systems.replay import beginning_of
 from sloop.units import NS_PER_S
@@ -332,7 +332,7 @@ def main(arguments: Sequence[str]) -> None:
     set_name("sloop page")
     log_directly()
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=PageSetup)
-    os.nice(5)  # people wait longer than requests
+    be_nice(5)  # people wait longer than requests
     asyncio.run(ServerPage(setup).run(socket.socket(fileno=listening), output))
 
 

@@ -192,6 +192,14 @@ def set_priority(pid: int, *, humble: bool) -> bool:
     return False
 
 
+def be_nice(nice: int) -> None:
+    """Lower the priority of this process, which leads a session, and that of the session, between which Linux divides
+    CPU time first."""
+    os.nice(nice)
+    with contextlib.suppress(OSError):
+        _autogroup(0).write_text(str(nice))
+
+
 def stay_aside() -> None:
     """Let this process disturb others as little as possible while it computes at the lowest priority.
 

@@ -147,7 +147,7 @@ def recorded_traffic(path: Path, last_s: float | None = None) -> RecordedTraffic
     header = read_log(files[0]).header
     served = ServedApplications(header)
     use = ProcessorUse()
-    requests = _read(RecordedLog(path, header, files), served, use, from_ns)
+    requests = _read(RecordedLog(path, header, files), served, use, from_ns, end_ns)
     requests = {name: found for name, found in requests.items() if found.sent_ns and name in served.by_name}
     if not requests:
         raise InputError("there are no requests in this time", where=str(path), help="name a longer time")
@@ -157,13 +157,17 @@ def recorded_traffic(path: Path, last_s: float | None = None) -> RecordedTraffic
     return RecordedTraffic(scenario, to_s(from_ns), tuple(found.row(name) for name, found in requests.items()))
 
 
-def _read(log: RecordedLog, served: ServedApplications, use: ProcessorUse, from_ns: int) -> dict[str, _Requests]:
+def _read(
+    log: RecordedLog, served: ServedApplications, use: ProcessorUse, from_ns: int, end_ns: int
+) -> dict[str, _Requests]:
     """The requests of each application that were sent from `from_ns` on, and their ends; `served` gets to know what
-    was deployed meanwhile."""
+    was deployed meanwhile. What a server has written since its log was looked at, from `end_ns` on, does not count."""
     requests = {name: _Requests() for name in served.by_name}
     first = next(iter(requests))
     waiting: dict[RequestId, tuple[_Requests, int]] = {}
     for now_ns, record in log:
+        if now_ns >= end_ns:
+            break
         use.append(now_ns, record)
         if isinstance(record, Request) and record.sent_ns >= from_ns:
             application = requests.setdefault(record.application or first, _Requests())
