@@ -416,6 +416,9 @@ def test_each_part_has_a_row_as_large_as_the_request_and_what_joins_them_a_typic
         "each": [(3, 19, 16), (3, 512, 202)],
         "joined": [(1, 0, 12), (1, 0, 12)],
     }
+    assumed = made.assumed_sizes([16, 512])
+    assert "each: its rows are as large as those of the request" in assumed
+    assert "joined: its rows are of typical size" in assumed
 
 
 def test_a_later_stage_that_pads_counts_its_padding() -> None:

@@ -245,8 +245,12 @@ class World:
             return []
         lines = []
         for application in self.applications:
-            sized, later = self._sized(application), [stage.name for stage in application.stages if stage.after]
-            lines += [f"{stage}: its rows are as large as those of the request" for stage in later if stage in sized]
+            sized, edges = self._sized(application), application.graph.edges.values()
+            joins = {edge.target for each in edges for edge in each if edge.kind == "join"}
+            for stage in application.stages:
+                if stage.after and stage.name in sized:
+                    size = "of typical size" if stage.name in joins else "as large as those of the request"
+                    lines.append(f"{stage.name}: its rows are {size}")
             for (stage, variant, _), profile in self._true_profiles(application).items():
                 if stage not in sized:
                     continue
