@@ -105,7 +105,7 @@ def answer_of(processes: SimulationProcesses, asks: Simulation) -> Simulated:
 
 def test_whatever_happens_to_the_process_there_is_an_answer(tmp_path: Path) -> None:
     asks = Simulation(10.0, ("static", "hpa"), 20.0)
-    assert "nobody simulates" in answer_of(SimulationProcesses("", tmp_path), asks).error
+    assert "without a program that simulates" in answer_of(SimulationProcesses("", tmp_path), asks).error
     assert "there is no log in this folder" in answer_of(SimulationProcesses(ANSWERS, tmp_path), asks).error
     assert "its process ended with 1" in answer_of(SimulationProcesses("sloop.no_such_module", tmp_path), asks).error
     hurried = Simulation(10.0, ("static", "hpa"), 0.001)

@@ -59,7 +59,7 @@ class SimulationProcesses:
 
     async def _foretold(self, asked: RequestSimulation) -> Foretold:
         if not self._module:
-            return Foretold(error="nobody simulates for this server")
+            return Foretold(error="this server was started without a program that simulates (Settings.answers)")
         question = {"kind": "foretell", "application": asked.application, "asks": asked.asks}
         most_s = asked.asks.cpu_s_max
         payload = msgspec.json.encode({"log": str(self._folder), "question": question, "cpu_s_max": most_s})

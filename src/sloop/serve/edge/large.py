@@ -72,7 +72,7 @@ DONE, REFUSED, BROKEN = 0, 1, 2
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _WORK: Final = msgspec.json.Decoder(Read | Write)
-_READ: Final = msgspec.json.Decoder(tuple[dict[str, Any], AnswerForm])
+_PARSED: Final = msgspec.json.Decoder(tuple[dict[str, Any], AnswerForm])
 """The parameters of a request that was read, and the form of its answer. The block of its inputs follows, in the order
 of the signature."""
 _JSON_BYTES: Final = msgspec.json.Decoder(int | None)
@@ -108,7 +108,7 @@ class LargeJson:
             if len(head) <= LARGE_BYTES:
                 return inputs.read(body, header_length, validator)
         head, block = await self._ask(Read(validator.signature, header_length, is_v1), (body,))
-        return ParsedRequest(dict(zip(validator.ports, tensors_in(block), strict=True)), *_READ.decode(head))
+        return ParsedRequest(dict(zip(validator.ports, tensors_in(block), strict=True)), *_PARSED.decode(head))
 
     async def write(
         self, model: Model, version: str, form: AnswerForm, outputs: Mapping[str, Tensor]
