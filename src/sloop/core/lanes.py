@@ -82,13 +82,15 @@ class Lane:
 
 
 class DueLanes(NamedTuple):
-    """When the only idle replica must begin with the lanes of a queue at the latest."""
+    """Until when the only idle replica can wait with the first visits of the lanes, so that these are in time;
+    `FOREVER_NS` without such a visit."""
 
     first: Lane | None = None
-    """That with which it must begin first."""
+    """The lane that is due first."""
     first_ns: int = FOREVER_NS
+    """When this lane is due."""
     next_ns: int = FOREVER_NS
-    """Of all others."""
+    """When the next one is."""
 
 
 class KnownLanes(Transient):
@@ -100,7 +102,7 @@ class KnownLanes(Transient):
     def __init__(self) -> None:
         self.by_key: dict[LaneKey, Lane] = {}
         self.due = DueLanes()
-        """As far as it is known, for the question that a batch policy is asked now."""
+        """For the present call of a batch policy."""
         self.of: list[Lane] = []
         """The lane of each visit, in queue order. If these are not as many as the visits, the lanes are not known."""
 

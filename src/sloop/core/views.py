@@ -316,12 +316,12 @@ class QueueView(Protocol):
 
     @property
     def waiting(self) -> int:
-        """How many visits wait at the stage, with those that cannot share the pass."""
+        """How many visits wait in all lanes of the stage, with those that cannot share the pass."""
         ...
 
     @property
     def largest(self) -> int:
-        """The most of them that can share a pass."""
+        """How many visits the largest lane has: the most that can share a pass."""
         ...
 
     @property
