@@ -234,7 +234,7 @@ class Rig:
             session = self.agents[name]._session
             assert session is not None
             await until(lambda session=session: not session._used)  # type: ignore[misc]
-            assert not any(feed.copies for feed in session._feeds.values())
+            assert not session._batches
 
     async def close(self) -> None:
         self.client.close()

@@ -30,7 +30,6 @@ import os
 import ssl
 import sys
 from asyncio import Task, TimerHandle
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -301,20 +300,16 @@ def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -
     return found
 
 
-class _Feed:
-    """The batches of a worker: the one that it runs, or for which tensors are being fetched, and the next ones."""
+class _AgentBatch:
+    """A batch that was ordered and that its worker has not ended, or passed on to the next part of its model."""
 
     def __init__(self) -> None:
-        self.batch: BatchId | None = None
-        """Also an abandoned one, until it has ended."""
         self.is_abandoned = False
         """Whether nobody waits for it."""
         self.fetching: Task[None] | None = None
-        """Fetches blocks of other machines that the batch reads."""
+        """Fetches blocks of other machines that it reads."""
         self.copies: list[Address] = []
         """Those blocks."""
-        self.waiting: deque[RunBatch] = deque()
-        """The batches that it runs next, if it is the first part of a pipeline: it gets those of all parts."""
 
 
 class AgentSession:
@@ -349,7 +344,7 @@ class AgentSession:
         """The arenas of the deciding process, if it is on this machine."""
         self._used: set[Address] = set()
         """Blocks of its workers that the deciding process has."""
-        self._feeds: dict[WorkerId, _Feed] = {}
+        self._batches: dict[tuple[WorkerId, BatchId], _AgentBatch] = {}
         self._unadopted: dict[WorkerId, list[WorkerReport]] = {}
         """The workers that the present deciding process has neither started nor adopted, also those that have ended
         since they were offered to it, with their events since then."""
@@ -357,8 +352,8 @@ class AgentSession:
         """By part, its pipe to a part on another machine, whose agent has not connected yet."""
         self._last_parts: set[WorkerId] = set()
         """Those that batches come to from other parts, for the present deciding process."""
-        self._carriers: set[Task[None]] = set()
-        """What connects to the agents of parts before."""
+        self._carriers: dict[Task[None], ProcessLink] = {}
+        """What connects to the agents of parts before, with the pipes to those after."""
         self._stopping: set[WorkerId] | None = None
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
@@ -377,7 +372,7 @@ class AgentSession:
         )
         self._connect(setup, send, blocks)
         self.node.spares.on_change = self._tell_spares
-        self.node.on_passed = self._on_passed
+        self.node.on_passed = self._end_batch
         self.node.on_drained = self._on_drained
         self.node.on_difference = self._on_difference
         self.node.attach(self)
@@ -418,17 +413,14 @@ class AgentSession:
         self._beside.set_holders({})
         self._stopping = None
         self._last_parts.clear()
-        for pipe in self._pipes.values():
-            pipe.close()
-        self._pipes.clear()
+        self._close_pipes()
         self._unadopted = {number: [] for number in self.node.workers}
-        for number, feed in self._feeds.items():
-            feed.waiting.clear()
-            if feed.fetching is not None:
-                self._end_batch(feed)
-            elif feed.batch is not None and not feed.is_abandoned:
-                feed.is_abandoned = True
-                self._after(ABANDON_S_MAX, partial(self._give_up, number, feed, feed.batch))
+        for (number, batch), own in list(self._batches.items()):
+            if own.fetching is not None:
+                self._end_batch(number, batch)
+            elif not own.is_abandoned:
+                own.is_abandoned = True
+                self._after(ABANDON_S_MAX, partial(self._give_up, number, batch, own))
         for number, worker in list(self.node.workers.items()):
             if isinstance(worker, NodeShadow) or worker.is_part or not self._may_be_followed:
                 self.node.order(StopWorker(number, "the connection to the server has ended"))
@@ -464,11 +456,10 @@ class AgentSession:
         self._send = _drop
         for timer in self._timers:
             timer.cancel()
-        for carrier in self._carriers:
-            carrier.cancel()
-        for feed in self._feeds.values():
-            if feed.fetching is not None:
-                feed.fetching.cancel()
+        self._close_pipes()
+        for own in self._batches.values():
+            if own.fetching is not None:
+                own.fetching.cancel()
         self._blocks.close()
         await self.node.close()
         self._beside.close()
@@ -533,13 +524,7 @@ class AgentSession:
         number = record.replica
         if number not in self.node.workers or number in self._unadopted:
             return  # its end has been reported, which covers its batch
-        feed = self._feeds.get(number)
-        if feed is None:
-            feed = self._feeds[number] = _Feed()
-        if feed.batch is not None:
-            feed.waiting.append(record)
-            return
-        feed.batch = record.batch
+        made = self._batches[number, record.batch] = _AgentBatch()
         here: dict[Address, Address] = {}
         foreign: list[Address] = []
         for block in set(addresses_in(record.order.blocks)):
@@ -549,7 +534,7 @@ class AgentSession:
             else:
                 here[block] = own
         if foreign:
-            feed.fetching = asyncio.create_task(self._fetch_and_run(feed, record, foreign, here))
+            made.fetching = asyncio.create_task(self._fetch_and_run(made, record, foreign, here))
         else:
             self._run_on(record, here)
 
@@ -563,14 +548,8 @@ class AgentSession:
         else:
             self.node.run(record.batch, record.replica, order)
 
-    def _run_next(self, number: WorkerId) -> None:
-        """Run the next batch of a worker whose batch has ended and was reported."""
-        feed = self._feeds.get(number)
-        if feed is not None and feed.waiting and feed.batch is None:
-            self._run(feed.waiting.popleft())
-
     async def _fetch_and_run(
-        self, feed: _Feed, record: RunBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
+        self, own: _AgentBatch, record: RunBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
     ) -> None:
         """Copy blocks of other machines, then run the batch that reads them."""
         copies: dict[Address, Address] = {}
@@ -587,32 +566,29 @@ class AgentSession:
             self._free_copies(copies.values())
             if not isinstance(error, ArenaFull | BlockLost):
                 raise
-            feed.fetching = feed.batch = None
+            del self._batches[record.replica, record.batch]
             failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
             self._send(BatchRaised(record.batch, record.replica, failure.encode()))
-            self._run_next(record.replica)
             return
-        feed.fetching = None
-        feed.copies = list(copies.values())
+        own.fetching, own.copies = None, list(copies.values())
         self._run_on(record, {**here, **copies})
 
-    def _end_batch(self, feed: _Feed) -> bool:
-        """The batch of a worker has ended. Returns whether somebody waits for it."""
-        fetching, feed.fetching = feed.fetching, None
-        if fetching is not None:
-            fetching.cancel()  # which frees its copies when nothing is written into them any more
-        copies, feed.copies = feed.copies, []
-        self._free_copies(copies)
-        is_awaited, feed.batch, feed.is_abandoned = not feed.is_abandoned, None, False
-        return is_awaited
+    def _end_batch(self, number: WorkerId, batch: BatchId) -> _AgentBatch | None:
+        """A worker has ended a batch, or passed it on. Returns that; None if it was not ordered here."""
+        own = self._batches.pop((number, batch), None)
+        if own is not None:
+            if own.fetching is not None:
+                own.fetching.cancel()  # which frees its copies when nothing is written into them any more
+            self._free_copies(own.copies)
+        return own
 
     def _free_copies(self, copies: Iterable[Address]) -> None:
         for copy in copies:
             self._arena.free(copy)
 
-    def _give_up(self, number: WorkerId, feed: _Feed, batch: BatchId) -> None:
+    def _give_up(self, number: WorkerId, batch: BatchId, own: _AgentBatch) -> None:
         """Stop a worker whose abandoned batch has not ended in time."""
-        if feed.is_abandoned and feed.batch == batch and self._feeds.get(number) is feed:
+        if self._batches.get((number, batch)) is own:
             what = "worker %d is stopped: its batch, for which nobody waits any more, has not ended after %g s"
             _log.warning(what, number, ABANDON_S_MAX)
             self.node.order(StopWorker(number, "its abandoned batch does not end"))
@@ -628,7 +604,7 @@ class AgentSession:
 
     def _free_all(self, blocks: Iterable[Address]) -> None:
         """Free the blocks of a former deciding process when no batch that it has ordered can still read them."""
-        if any(feed.is_abandoned for feed in self._feeds.values()):
+        if any(own.is_abandoned for own in self._batches.values()):
             self._after(1.0, lambda: self._free_all(blocks))
             return
         for block in blocks:
@@ -646,9 +622,8 @@ class AgentSession:
         number = event.replica if isinstance(event, BatchSilent) else event.worker
         kept = self._unadopted.get(number)
         if isinstance(event, WorkerLost | WorkerStopped):
-            feed = self._feeds.pop(number, None)
-            if feed is not None:
-                self._end_batch(feed)
+            for key in [key for key in self._batches if key[0] == number]:
+                self._end_batch(*key)
         if kept is None:
             self._send(AgentReport(event))
         elif not isinstance(event, BatchSilent):
@@ -659,19 +634,17 @@ class AgentSession:
         """See `sloop.serve.protocols.BackendListener`."""
         if self._is_awaited(event.replica, event.batch, blocks):
             self._send(BatchFinished(event, self._noted(blocks), dict(faults)))
-            self._run_next(event.replica)
 
     def _is_awaited(self, number: WorkerId, batch: BatchId, blocks: Iterable[Block | None] = ()) -> bool:
         """A worker has run a batch. Returns whether somebody waits for it. If it was abandoned, nobody reads what it
         has written, and its worker is ready again."""
-        feed = self._feeds.get(number)
-        is_own = feed is not None and feed.batch == batch
-        if self._end_batch(feed) if feed is not None and is_own else number in self._last_parts:
+        own = self._end_batch(number, batch)
+        if number in self._last_parts if own is None else not own.is_abandoned:
             return True
         for block in blocks:
             if isinstance(block, Address):
                 self._arenas.free(block)
-        if is_own:
+        if own is not None:
             self.on_event(WorkerReady(number))
         return False
 
@@ -684,7 +657,6 @@ class AgentSession:
         """See `sloop.serve.protocols.BackendListener`."""
         if self._is_awaited(replica, batch):
             self._send(BatchRaised(batch, replica, failure.encode()))
-            self._run_next(replica)
 
     # Pipelines
 
@@ -700,8 +672,8 @@ class AgentSession:
             pipe = self.node.pipe(record.after, is_output=False)
             if pipe is not None:
                 carrier = asyncio.create_task(self._carry(record, record.endpoint, pipe))
-                self._carriers.add(carrier)
-                carrier.add_done_callback(self._carriers.discard)
+                self._carriers[carrier] = pipe
+                carrier.add_done_callback(self._carriers.pop)
 
     async def _carry(self, record: ConnectParts, endpoint: Endpoint, pipe: ProcessLink) -> None:
         """Bring what the part before passes on from the agent there."""
@@ -729,10 +701,13 @@ class AgentSession:
         link.attach(on_frame, lambda why: None)
         link.keep_alive()
 
-    def _on_passed(self, batch: BatchId, replica: ReplicaId) -> None:
-        """A first part has run its layers on a batch."""
-        if self._is_awaited(replica, batch):
-            self._run_next(replica)
+    def _close_pipes(self) -> None:
+        """Close those that lead nowhere yet."""
+        for carrier in self._carriers:
+            carrier.cancel()
+        for pipe in (*self._carriers.values(), *self._pipes.values()):
+            pipe.close()
+        self._pipes.clear()
 
     def _on_drained(self, part: ReplicaId) -> None:
         if part in self._last_parts:

@@ -284,9 +284,9 @@ class LiveNode(KnownStages):
         self.spares = SparePool(self._processes, spares_max, self._are_starting)
         self._pipelines: dict[WorkerId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
-        self.on_passed: Callable[[BatchId, ReplicaId], None] | None = None
-        """If another process knows of pipelines: called when a first part has run its layers on a batch. That process
-        orders with `connect_parts`, `run_part` and `complete_part`."""
+        self.on_passed: Callable[[ReplicaId, BatchId], object] | None = None
+        """If another process knows of pipelines: called when a part has run its layers on a batch. That process orders
+        with `connect_parts`, `run_part` and `complete_part`."""
         self.on_drained: Callable[[ReplicaId], None] = lambda part: None
         """Then also: called when nothing comes to a last part any more."""
         self._listener: BackendListener | None = None
@@ -797,8 +797,8 @@ class LiveNode(KnownStages):
             return
         if section.is_completing:
             self._watch_completion(worker)
-        if self.on_passed is not None and worker.batch == frame.subject:
-            self.on_passed(BatchId(frame.subject), self._expect(worker, frame).number)
+        if self.on_passed is not None:
+            self.on_passed(worker.number, BatchId(frame.subject))
 
     def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
         """See `PipelineOrders`. Also if one of them has ended: the other then finds its pipe closed."""
@@ -816,18 +816,10 @@ class LiveNode(KnownStages):
         return None if worker is None or worker.section is None or worker.is_over else worker.process
 
     def run_part(self, replica: ReplicaId, batch: BatchId, order: Run) -> None:
-        """See `PipelineOrders`. Also an order of the process that knows of the pipeline, which gets one answer:
-        `on_passed`."""
-        worker = self.workers.get(replica)
-        section = worker.section if worker is not None else None
-        if worker is None or section is None or worker.is_over or worker.process is None:
-            return  # its loss has been or will be noticed
-        if section.pipeline is None:
-            assert worker.batch is None, f"batch {batch} for replica {replica}, which still runs batch {worker.batch}"
-            worker.batch, worker.visits = batch, order.visits
-            if worker.phase is WorkerPhase.READY:
-                worker.phase = WorkerPhase.BUSY
-        worker.process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
+        """See `PipelineOrders`."""
+        process = self._process_of(replica)
+        if process is not None:  # else its loss has been or will be noticed
+            process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
 
     def complete_part(self, replica: ReplicaId, transfer: TransferId | None = None) -> None:
         """See `PipelineOrders`. The other layers come with the transfer, if one was ordered."""
