@@ -272,6 +272,7 @@ class PipeEnd:
     """One end of a pipe between a part of a model and another one, or its agent (`sloop.serve.transport.FrameLink`)."""
 
     other: "PipeEnd"
+    unsent_bytes = 0
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -346,7 +347,6 @@ class SimulatedProcess:
             FrameKind.COMPLETE: self._complete,
             FrameKind.RESIZE: self._resize,
             FrameKind.PAIR: self._pair,
-            FrameKind.STOP: self._stop,
             FrameKind.ALONE: lambda subject, payload: None,
             FrameKind.FREE: lambda subject, payload: None,
         }
@@ -359,6 +359,9 @@ class SimulatedProcess:
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
         self._soon(self._take, kind, subject, b"".join(payload))
+
+    def end_output(self) -> None:
+        self._soon(self._stop)
 
     def hold(self, block: object) -> None:
         raise AssertionError(f"{block} is in an arena, of which simulated workers have none")
@@ -470,7 +473,7 @@ class SimulatedProcess:
 
     def _resize(self, subject: int, payload: bytes) -> None:
         if self.worker is not None and not isinstance(self.worker, NodeShadow):
-            self._after(self._truths.resize.draw_ns(), self._say, FrameKind.RESIZED, subject)
+            self._after(self._truths.resize.draw_ns(), self._say, FrameKind.RESIZE, subject)
 
     def _pair(self, subject: int, payload: bytes) -> None:
         self.pair = None
@@ -479,14 +482,14 @@ class SimulatedProcess:
         setup = msgspec.msgpack.decode(payload, type=PairSetup)
         found = self._processes.alive.get(setup.process)
         if found is None or found.is_dead:
-            self._say(FrameKind.UNPAIRED, subject, 0, b"its shadow does not answer")
+            self._say(FrameKind.PAIR, subject, 0, b"its shadow does not answer")
             return
         self.pair = found, Worker(found._served.cores, setup.blocks)
-        self._say(FrameKind.PAIRED, subject)
+        self._say(FrameKind.PAIR, subject)
 
-    def _stop(self, subject: int, payload: bytes) -> None:
+    def _stop(self) -> None:
         self._is_stopping = True
-        if self.batch is None:
+        if self.batch is None and not (self.is_dead or self.is_hung):
             self._after(EXIT_NS, self.die)
 
     # Batches
@@ -600,7 +603,7 @@ class SimulatedProcess:
     def _complete(self, subject: int, payload: bytes) -> None:
         spec = self._served.spec
         length_ns = self._truths.cold_start.rest_ns(spec, spec.slot, self._rest_ns)
-        self._after(length_ns, self._say, FrameKind.COMPLETED)
+        self._after(length_ns, self._say, FrameKind.COMPLETE)
 
 
 def _visits_of(order: Run) -> Visits:

@@ -233,8 +233,7 @@ class Rig:
         for name in self.backend._agents:
             session = self.agents[name]._session
             assert session is not None
-            await until(lambda session=session: not session._used)  # type: ignore[misc]
-            assert not session._batches
+            await until(lambda session=session: not session._used and not session._batches)  # type: ignore[misc]
 
     async def close(self) -> None:
         self.client.close()

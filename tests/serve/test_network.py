@@ -760,7 +760,7 @@ def test_blocks_that_nobody_reads_take_no_memory(
             reader, writer = await asyncio.open_connection(*here.endpoint, ssl=context, limit=1 << 16)
             request = encode(blocks.all[0])
             requests = b"".join(
-                pack_head(FrameKind.FETCH, each, 0, len(request)) + request for each in range(1, times + 1)
+                pack_head(FrameKind.BLOCK, each, 0, len(request)) + request for each in range(1, times + 1)
             )
             await proved((reader, writer), Purpose.BLOCKS, requests)
             await asyncio.sleep(0.2)
@@ -791,9 +791,9 @@ def test_who_asks_for_too_much_or_nonsense_is_dropped(
         request = encode(blocks.all[0])
         async with place(blocks.server.accept) as here:
             for purpose, sent in (
-                (Purpose.BLOCKS, (pack_head(FrameKind.FETCH, 1, 0, len(request)) + request) * 100),
-                (Purpose.BLOCKS, pack_head(FrameKind.FETCH, 1, 0, 3) + b"abc"),
-                (Purpose.BLOCKS, pack_head(FrameKind.FETCH, 1, 0, 1 << 20)),
+                (Purpose.BLOCKS, (pack_head(FrameKind.BLOCK, 1, 0, len(request)) + request) * 100),
+                (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 3) + b"abc"),
+                (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 1 << 20)),
                 (Purpose.BLOCKS, pack_head(FrameKind.RECORDS, 1, 0, 0)),
                 (Purpose.BLOCKS, os.urandom(HEADER.size)),
                 (Purpose.AGENT, b""),

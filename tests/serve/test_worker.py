@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -150,7 +151,7 @@ def test_visits_of_a_batch_are_answered_as_onnx_runtime_would(mlp: Path) -> None
         assert (y.datatype, y.shape) == ("FP32", (len(x), 3))
         got = np.frombuffer(y.data, np.float32).reshape(y.shape)
         np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5)
-    server.channel.send(FrameKind.STOP)
+    server.sock.shutdown(socket.SHUT_WR)
     server.thread.join(10)
     assert not server.thread.is_alive()
     server.end()
@@ -250,7 +251,7 @@ def test_a_malformed_frame_ends_the_worker(
 
 def test_a_duty_cycle_of_a_half_doubles_the_time(echo: Server) -> None:
     echo.channel.send(FrameKind.RESIZE, 1, MILLIONTHS // 2)
-    assert echo.receive().kind is FrameKind.RESIZED
+    assert echo.receive().kind is FrameKind.RESIZE
     began_ns = time.monotonic_ns()
     echo.channel.send(FrameKind.RUN, 1, began_ns, [encode(run_of([[Tensor("UINT8", (1,), b"x")]]))])
     assert echo.receive().value >= 2_000_000
@@ -654,7 +655,7 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
         channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True, str(mlp), prepared=4))])
         while (received := channel.receive()) is not None and received.kind is not FrameKind.READY:
             pass
-        channel.send(FrameKind.STOP)
+        ours.shutdown(socket.SHUT_WR)
         assert process.stderr is not None
         assert (process.wait(10), process.stderr.read()) == (0, b"")
     arenas.close()

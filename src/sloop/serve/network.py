@@ -698,7 +698,7 @@ class BlockRequests:
 
     def on_frame(self, frame: Frame) -> None:
         """One more request."""
-        if frame.kind is not FrameKind.FETCH:
+        if frame.kind is not FrameKind.BLOCK:
             raise ProtocolError(f"a {frame.kind.name} frame instead of a request for a block")
         if len(self._waiting) >= REQUESTS_MAX:
             raise ProtocolError(f"more than {REQUESTS_MAX} requests for blocks")
@@ -764,7 +764,7 @@ class _Peer:
         self._last = number = self._last + 1
         fetch = self._pending[number] = _Fetch(memory, asyncio.get_running_loop().create_future())
         try:
-            link.send(FrameKind.FETCH, number, payload=[encode(block)])
+            link.send(FrameKind.BLOCK, number, payload=[encode(block)])
             await fetch.done
         except BaseException:
             fetch.memory = None

@@ -346,7 +346,7 @@ class PlannerProcess:
                 await self._loop.run_in_executor(None, process.wait, CLOSE_S_MAX)
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.SAVED:
+        if frame.kind is FrameKind.SAVE:
             then, self._on_saved = self._on_saved, None
             if then is not None:
                 saved = msgspec.json.decode(frame.payload, type=SavedPolicies)
@@ -520,9 +520,9 @@ class PlanningProcess:
         """Process frames; returns when the server closes the socket."""
         while (frame := self._channel.receive()) is not None:
             if frame.kind is FrameKind.PLAN:
-                self._channel.send(FrameKind.PLANNED, frame.subject, payload=[self._answer(frame.payload)])
+                self._channel.send(FrameKind.PLAN, frame.subject, payload=[self._answer(frame.payload)])
             elif frame.kind is FrameKind.SAVE:
-                self._channel.send(FrameKind.SAVED, payload=[msgspec.json.encode(self._saved())])
+                self._channel.send(FrameKind.SAVE, payload=[msgspec.json.encode(self._saved())])
             elif frame.kind is FrameKind.ADD:
                 self._add(*self._definitions.decode(frame.payload))
             elif frame.kind is FrameKind.DISCARD:

@@ -416,7 +416,7 @@ class ShadowWorker:
     def _follow(self) -> bool:
         """Take a frame from the server; False if it stops this worker."""
         frame = self._channel.receive()
-        if frame is None or frame.kind is FrameKind.STOP:
+        if frame is None:
             return False
         if frame.kind is not FrameKind.RESIZE or not 0 < frame.value <= MILLIONTHS:
             raise ProtocolError(f"the server sent {frame.kind.name} {frame.value} to a shadow")

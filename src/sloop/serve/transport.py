@@ -8,6 +8,7 @@ The server's end never blocks and never copies a payload: `sendmsg` gathers it f
 received into the buffer that is passed on. A peer that violates the format is disconnected.
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -39,22 +40,24 @@ class ProtocolError(Exception):
 
 
 class FrameKind(IntEnum):
-    """The message types. Each frame also carries two numbers, `subject` and `value`."""
+    """The message types. Each frame also carries two numbers, `subject` and `value`. An answer has the kind of its
+    order."""
 
     RUN = 1
     """To a worker: run batch `subject`, which was sent at `value` (`time.monotonic_ns`); the payload is a `Run`."""
     RESIZE = 2
-    """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on."""
-    STOP = 3
-    """To a worker: finish the current batch and exit."""
+    """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on. From it: it
+    does."""
     ADD = 4
     """To the planner: plan for one more application version, which the payload defines."""
     DISCARD = 5
     """To the planner: stop planning for the version whose key is in the payload."""
     PLAN = 6
-    """To the planner: make the plans of request `subject`; the payload has what has changed since the last one."""
+    """To the planner: make the plans of request `subject`; the payload has what has changed since the last one. From
+    it: these plans."""
     SAVE = 7
-    """To the planner: tell the state of the policies after the plans so far."""
+    """To the planner: tell the state of the policies after the plans so far. From it: that, or why it cannot be
+    saved."""
     SETUP = 8
     """To a worker or an edge, its first frame: the payload says what it serves, or of which worker it is a shadow."""
     FREE = 9
@@ -68,38 +71,26 @@ class FrameKind(IntEnum):
     """From a worker: batch `subject` took `value` ns; the payload is a `BatchDone`."""
     FAILED = 13
     """From a worker: the model raised an exception on batch `subject`; the payload is its text in UTF-8."""
-    RESIZED = 14
-    """From a worker: it runs the following batches on `subject` threads."""
     REFUSED = 15
     """From a worker: it cannot start, or cannot go on because its GPU has failed (then `subject` is 1), and exits; the
     payload is the reason in UTF-8."""
-    PLANNED = 16
-    """From the planner: the payload is the answer to request `subject`."""
-    SAVED = 17
-    """From the planner: the payload is the state of its policies, or why it cannot be saved."""
     RECORDS = 18
     """From and to an edge or an agent: the payload is a list of records, of one turn of the event loop."""
     ALIVE = 19
     """Between machines: the sender lives."""
-    FETCH = 20
-    """To an agent: send the block whose address is the payload; `subject` is the number of this request."""
     BLOCK = 21
-    """From an agent: the block of request `subject`; if `value` is negative, the payload says why there is none."""
+    """To an agent: send the block whose address is the payload; `subject` is the number of this request. From it: that
+    block; if `value` is negative, the payload says why there is none."""
     PAIR = 24
-    """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer."""
-    PAIRED = 25
-    """From a worker: it shares batches with shadow `subject`."""
-    UNPAIRED = 26
-    """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
+    """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer. From
+    it: it does; with a payload, the reason in UTF-8, it has given the shadow up."""
     PASS = 28
     """To the first part of a model: run its layers on batch `subject`, as for RUN, and pass it on. From a part to the
     next one: the same batch; the payload is a `PassedBatch` of `value` bytes, and the tensors. From a part, without a
     payload: it has passed on batch `subject`; the last one answers DONE or FAILED."""
     COMPLETE = 29
     """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
-    after it started, by their positions."""
-    COMPLETED = 30
-    """From a worker that has started with a part: it has all layers."""
+    after it started, by their positions. From it: it has all layers."""
     DIFFERS = 31
     """From a worker: a request that shared a forward pass got something else than alone; the payload says what."""
     ALONE = 32
@@ -300,6 +291,11 @@ class ProcessLink:
             raise BlockingIOError("a socket can only be sent at once")
         socket.send_fds(self._sock, [b"s"], [sock.fileno()])
 
+    def end_output(self) -> None:
+        """Send no more. A worker then exits, and what it still sends is heard."""
+        with contextlib.suppress(OSError):  # the peer has closed the socket
+            self._sock.shutdown(socket.SHUT_WR)
+
     def finish(self) -> None:
         """Close the socket when all is sent."""
         if self._unsent and not self._closed:
@@ -460,7 +456,7 @@ class ProcessChannel:
 
     def receive_socket(self) -> "ProcessChannel":
         """The socket that follows a frame."""
-        _, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        _, fds, _, _ = socket.recv_fds(self._sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
         return ProcessChannel(socket.socket(fileno=fds[0]))
 
     def close(self) -> None:

@@ -283,7 +283,7 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
 
 
 class ModelWorker:
-    """Serves one model over one socket until the server sends STOP or closes the socket."""
+    """Serves one model over one socket until the server sends no more."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class ModelWorker:
         """Raised when the model begins and ends to run: odd while it does."""
 
     def serve(self) -> None:
-        """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
+        """Load the model, then process frames; returns when the server sends no more."""
         if self._is_spare:
             self._channel.send(FrameKind.READY)
         first = self._channel.receive()
@@ -336,7 +336,7 @@ class ModelWorker:
             self._wanted.put(self._setup.wiring.outputs)
         self._prepare_all(runtime)
         self._channel.send(FrameKind.READY)
-        while (frame := self._next(runtime)) is not None and frame.kind is not FrameKind.STOP:
+        while (frame := self._next(runtime)) is not None:
             self._follow(runtime, frame)
 
     def _next(self, runtime: Runtime) -> Frame | None:
@@ -426,7 +426,7 @@ class ModelWorker:
             self._run(runtime, frame)
             if isinstance(runtime, CutRuntime) and runtime.lost is not None:
                 (number, why), runtime.lost = runtime.lost, None
-                self._channel.send(FrameKind.UNPAIRED, number, payload=[why.encode()])
+                self._channel.send(FrameKind.PAIR, number, payload=[why.encode()])
         elif frame.kind is FrameKind.FREE:
             self._free(FREED.decode(frame.payload))
         elif frame.kind is FrameKind.RESIZE:
@@ -473,9 +473,9 @@ class ModelWorker:
                 runtime.detach()
                 runtime.partner = Partner.connect(frame.subject, setup)
         except PartnerLost as error:
-            self._channel.send(FrameKind.UNPAIRED, frame.subject, payload=[str(error).encode()])
+            self._channel.send(FrameKind.PAIR, frame.subject, payload=[str(error).encode()])
         else:
-            self._channel.send(FrameKind.PAIRED, frame.subject)
+            self._channel.send(FrameKind.PAIR, frame.subject)
 
     def _prepare(self, runtime: Runtime) -> None:
         """In the background, open a session for each requested thread count and choice of outputs, and give memory back
@@ -534,7 +534,7 @@ class ModelWorker:
         try:
             with self._taken.growing():
                 runtime.load_others(self._threads)
-            self._channel.send(FrameKind.COMPLETED)
+            self._channel.send(FrameKind.COMPLETE)
         except BaseException as error:
             self._end(error)
         self._prepare_all(runtime)
@@ -547,7 +547,7 @@ class ModelWorker:
         if is_python(Path(self._setup.model)):
             follow_cores(self._threads)
         self._wanted.put(frame.subject)
-        self._channel.send(FrameKind.RESIZED, frame.subject)
+        self._channel.send(FrameKind.RESIZE, frame.subject)
 
     def _free(self, blocks: Sequence[Address]) -> None:
         for block in blocks:

@@ -352,6 +352,8 @@ class AgentSession:
         """By part, its pipe to a part on another machine, whose agent has not connected yet."""
         self._last_parts: set[WorkerId] = set()
         """Those that batches come to from other parts, for the present deciding process."""
+        self._joined_pipes: set[tuple[ProcessLink, NetworkLink]] = set()
+        """Pipes to and from other machines, with the connections that carry what passes."""
         self._carriers: dict[Task[None], ProcessLink] = {}
         """What connects to the agents of parts before, with the pipes to those after."""
         self._stopping: set[WorkerId] | None = None
@@ -684,7 +686,7 @@ class AgentSession:
             _log.warning("replica %d gets no batches of replica %d: %s", record.after, record.before, error.what)
             pipe.close()
             return
-        _join(pipe, link)
+        self._join(pipe, link)
         link.keep_alive()
         link.send(FrameKind.CONNECT, record.before)
 
@@ -696,17 +698,41 @@ class AgentSession:
             if frame.kind is not FrameKind.CONNECT or pipe is None:
                 link.close()  # the part has ended, or another agent has asked
             else:
-                _join(pipe, link)
+                self._join(pipe, link)
 
         link.attach(on_frame, lambda why: None)
         link.keep_alive()
 
+    def _join(self, pipe: ProcessLink, link: NetworkLink) -> None:
+        """What comes from a part of a model, or for it, passes on, and each ends with the other."""
+        pair = pipe, link
+        self._joined_pipes.add(pair)
+
+        def passing_to(other: FrameLink) -> Callable[[Frame], None]:
+            return lambda frame: other.send(frame.kind, frame.subject, frame.value, [frame.payload])
+
+        def end_link(why: str) -> None:
+            self._joined_pipes.discard(pair)
+            link.close()
+
+        def end_pipe(why: str) -> None:
+            if not pipe.unsent_bytes:
+                self._joined_pipes.discard(pair)
+            pipe.finish()
+
+        pipe.attach(passing_to(link), end_link)
+        link.attach(passing_to(pipe), end_pipe)
+
     def _close_pipes(self) -> None:
-        """Close those that lead nowhere yet."""
+        """Close all pipes to and from other machines."""
         for carrier in self._carriers:
             carrier.cancel()
+        for pipe, link in self._joined_pipes:
+            pipe.close()
+            link.close()
         for pipe in (*self._carriers.values(), *self._pipes.values()):
             pipe.close()
+        self._joined_pipes.clear()
         self._pipes.clear()
 
     def _on_drained(self, part: ReplicaId) -> None:
@@ -716,16 +742,6 @@ class AgentSession:
     def _on_difference(self, replica: ReplicaId, _stage: str, _variant: str, why: str) -> None:
         if replica not in self._unadopted:
             self._send(WorkerDiffers(replica, why))
-
-
-def _join(pipe: ProcessLink, link: NetworkLink) -> None:
-    """What comes from a part of a model, or for it, passes on, and each ends with the other."""
-
-    def passing_to(other: FrameLink) -> Callable[[Frame], None]:
-        return lambda frame: other.send(frame.kind, frame.subject, frame.value, [frame.payload])
-
-    pipe.attach(passing_to(link), lambda why: link.close())
-    link.attach(passing_to(pipe), lambda why: pipe.finish())
 
 
 def _drop(record: FromAgent) -> None:

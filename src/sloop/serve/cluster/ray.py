@@ -82,20 +82,14 @@ ToRay = Join | Want | Close
 # From it
 
 
-class Joined(Struct, frozen=True, array_like=True, tag=1):
+class Joined(Struct, frozen=True, array_like=True):
     """The cluster was joined; this machine has this address in it."""
 
-    host: str
-
-
-class JoinFailed(Struct, frozen=True, array_like=True, tag=2):
-    """The cluster cannot be joined."""
-
-    what: str
-    help: str
-
-
-FromRay = Joined | JoinFailed
+    host: str = ""
+    """Empty if it cannot be joined."""
+    what: str = ""
+    help: str = ""
+    """Why not, and what to do."""
 
 
 class RayNodes:
@@ -147,7 +141,7 @@ class RayNodes:
     def _start(self) -> None:
         ours, theirs = socket_pair()
         with theirs:
-            self._link = RecordLink(self._loop, ours, FromRay, self._on_record, self._on_end)
+            self._link = RecordLink(self._loop, ours, Joined, self._on_record, self._on_end)
             self._process = spawn("sloop.serve.cluster.ray", (theirs.fileno(), os.getpid()), [theirs.fileno()])
         self._send(Join(self._address))
 
@@ -155,8 +149,8 @@ class RayNodes:
         if self._link is not None:
             self._link.send(record)
 
-    def _on_record(self, record: FromRay) -> None:
-        if isinstance(record, Joined):
+    def _on_record(self, record: Joined) -> None:
+        if record.host:
             if not self._joined.done():
                 self._joined.set_result(record.host)
             else:
@@ -273,7 +267,7 @@ class RayProcess:
         try:
             host = await self._call(self._joined, address)
         except MachineError as error:
-            self._link.send(JoinFailed(error.what, error.help))
+            self._link.send(Joined(what=error.what, help=error.help))
             self._link.flush()
             self.ended.set()
             return

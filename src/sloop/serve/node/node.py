@@ -531,7 +531,7 @@ class LiveNode(KnownStages):
         if reaction is EXIT and worker.process is not None and worker.section is None:
             if isinstance(worker, NodeShadow):
                 self._tell_pair(worker, is_over=True)
-            worker.process.link.send(FrameKind.STOP)
+            worker.process.link.end_output()
             self._set_timer(worker, STOP_S_MAX, "it did not stop")
         elif reaction is not AWAIT:
             self._give_up(worker, "it was stopped")
@@ -661,13 +661,13 @@ class LiveNode(KnownStages):
                     self._on_done(worker, frame)
                 case FrameKind.FAILED:
                     self._on_failed(worker, frame)
-                case FrameKind.PASS | FrameKind.COMPLETED | FrameKind.DRAINED if worker.section is not None:
+                case FrameKind.PASS | FrameKind.COMPLETE | FrameKind.DRAINED if worker.section is not None:
                     self._on_section(worker, worker.section, frame)
-                case FrameKind.RESIZED:
+                case FrameKind.RESIZE:
                     self._finish_shrink(worker)
                 case FrameKind.READY | FrameKind.STEP if isinstance(worker, NodeShadow):
                     self._on_shadow_step(worker, frame)
-                case FrameKind.PAIRED | FrameKind.UNPAIRED:
+                case FrameKind.PAIR:
                     self._on_pair(worker, frame)
                 case FrameKind.READY if worker.phase in BEGINNING:
                     self._on_ready(worker)
@@ -778,7 +778,7 @@ class LiveNode(KnownStages):
         """A first part has passed on a batch, nothing comes to a last one, or a worker has loaded the other layers."""
         pipeline = section.pipeline
         assert worker.process is not None
-        if frame.kind is FrameKind.COMPLETED:
+        if frame.kind is FrameKind.COMPLETE:
             if pipeline is not None:
                 pipeline.on_completed(section.place)
             elif not section.is_completing:
@@ -927,7 +927,7 @@ class LiveNode(KnownStages):
         shadow = body.shadow
         if shadow is None or shadow.number != frame.subject or shadow.is_over:
             return
-        if frame.kind is FrameKind.UNPAIRED:
+        if frame.payload:
             self._give_up(shadow, _text(frame))
         elif shadow.phase in BEGINNING:
             shadow.phase = WorkerPhase.READY
