@@ -496,7 +496,7 @@ class SimulatedProcess:
 
     def _run(self, batch: int, payload: bytes) -> None:
         order = msgspec.msgpack.decode(payload, type=Run)
-        if self._before_it is None:
+        if self._served.order.part is None:
             self._compute(BatchId(batch), _visits_of(order), is_part=False)
         else:  # it may compute one that passes
             self._expect(_Next(BatchId(batch), _visits_of(order), is_part=False))
