@@ -246,11 +246,11 @@ class World:
         lines = []
         for application in self.applications:
             sized, edges = self._sized(application), application.graph.edges.values()
-            joins = {edge.target for each in edges for edge in each if edge.kind == "join"}
-            for stage in application.stages:
-                if stage.after and stage.name in sized:
-                    size = "of typical size" if stage.name in joins else "as large as those of the request"
-                    lines.append(f"{stage.name}: its rows are {size}")
+            joins = {edge.target for targets in edges for edge in targets if edge.kind == "join"}
+            for each in application.stages:
+                if each.after and each.name in sized:
+                    size = "of typical size" if each.name in joins else "as large as those of the request"
+                    lines.append(f"{each.name}: its rows are {size}")
             for (stage, variant, _), profile in self._true_profiles(application).items():
                 if stage not in sized:
                     continue
