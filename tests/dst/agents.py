@@ -878,6 +878,9 @@ class RemoteCluster:
         """A deciding process wants a node."""
         machine = self._machines[name]
         if machine.node.on_demand and (machine.agent is None or machine.is_going):
+            if not machine.is_reachable:  # of the machine that was there before, nobody hears any more
+                for end in [end for connection in machine.connections for end in connection.ends]:
+                    self.push(self.clock.now_ns + SILENT_NS, Passing(end, None))
             machine.cut, machine.cuts, machine.downs, machine.is_going = machine.cut + 1, 0, 0, False
             machine.kill_agent()  # of the machine that was there before
             machine.clear()
