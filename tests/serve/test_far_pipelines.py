@@ -40,6 +40,7 @@ from sloop.serve.cluster import agent as module
 from sloop.serve.cluster.agent import (
     Agent,
     AgentReport,
+    AgentSession,
     AgentSetup,
     CompleteWorker,
     ConnectParts,
@@ -531,6 +532,51 @@ def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
             check(model, batch, 16, await rig.ear.answer(rig, batch))
         assert len(rig.lost) == 2
         await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
+    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the kernel keeps; the node of the next part cannot reach its own."""
+
+    async def cut(endpoint: Any, token: bytes, purpose: Purpose, **named: Any) -> Any:
+        if purpose is Purpose.PARTS:
+            raise MachineError("no route to host")
+        return await connect(endpoint, token, purpose, **named)
+
+    monkeypatch.setattr(module.AgentHost, "connect", staticmethod(cut))
+    monkeypatch.setattr(module, "MEET_S_MAX", 1.0)
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        x = inputs(20_000)
+        rig.backend.run(BatchId(1), A, run_of([[Tensor("FP32", x.shape, x.tobytes())]]))
+        await rig.ear.hear(BatchLost)
+        await rig.completed(A, B)
+        assert len(rig.lost) == 1
+
+    play(scene)
+
+
+def test_an_agent_may_connect_before_the_other_one_is_told(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = AgentSession._connect_parts
+
+    def late(session: AgentSession, record: Any) -> None:
+        delay_s = 0.3 if record.before in session.node.workers else 0.0
+        asyncio.get_running_loop().call_later(delay_s, tell, session, record)
+
+    monkeypatch.setattr(AgentSession, "_connect_parts", late)
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.run(1, A, 16)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        assert rig.lost == []
 
     play(scene)
 

@@ -64,6 +64,7 @@ from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import Close, Free, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
+    HANDSHAKE_S_MAX,
     SILENT_S,
     BlockClient,
     BlockLost,
@@ -98,6 +99,8 @@ within seconds; Kubernetes waits 10 and 20 s after the first two failures."""
 LINGER_S: Final = SILENT_S + FETCH_S_MAX
 """How long the blocks of a deciding process are kept after the connection to it has ended. Until edges of this machine
 notice the end too and have copied the blocks, they may still be sending them."""
+MEET_S_MAX: Final = HANDSHAKE_S_MAX
+"""How long one end of the way between two parts of a model waits for the other."""
 ABANDON_S_MAX: Final = 30.0
 """A worker that has not finished its batch this long after the connection has ended is stopped, because it may hang."""
 
@@ -350,6 +353,8 @@ class AgentSession:
         since they were offered to it, with their events since then."""
         self._pipes: dict[WorkerId, ProcessLink] = {}
         """By part, its pipe to a part on another machine, whose agent has not connected yet."""
+        self._callers: dict[WorkerId, NetworkLink] = {}
+        """By part, the connection of the agent of the next one, which came before this agent was told of their pipe."""
         self._last_parts: set[WorkerId] = set()
         """Those that batches come to from other parts, for the present deciding process."""
         self._joined_pipes: set[tuple[ProcessLink, NetworkLink]] = set()
@@ -668,8 +673,11 @@ class AgentSession:
             self.node.connect_parts(record.before, record.after)
         elif record.before in self.node.workers:
             pipe = self.node.pipe(record.before, is_output=True)
-            if pipe is not None:
-                self._pipes[record.before] = pipe
+            caller = self._callers.pop(record.before, None)
+            if pipe is not None and caller is not None:
+                self._join(pipe, caller)
+            elif pipe is not None:
+                self._keep(self._pipes, record.before, pipe)
         else:
             pipe = self.node.pipe(record.after, is_output=False)
             if pipe is not None:
@@ -694,11 +702,13 @@ class AgentSession:
         """An agent connects, for what a part of a model passes on."""
 
         def on_frame(frame: Frame) -> None:
-            pipe = self._pipes.pop(WorkerId(frame.subject), None)
-            if frame.kind is not FrameKind.CONNECT or pipe is None:
-                link.close()  # the part has ended, or another agent has asked
+            part = WorkerId(frame.subject)
+            if frame.kind is not FrameKind.CONNECT or part in self._callers:
+                link.close()
+            elif part in self._pipes:
+                self._join(self._pipes.pop(part), link)
             else:
-                self._join(pipe, link)
+                self._keep(self._callers, part, link)
 
         link.attach(on_frame, lambda why: None)
         link.keep_alive()
@@ -730,10 +740,23 @@ class AgentSession:
         for pipe, link in self._joined_pipes:
             pipe.close()
             link.close()
-        for pipe in (*self._carriers.values(), *self._pipes.values()):
-            pipe.close()
+        waiting: list[FrameLink] = [*self._carriers.values(), *self._pipes.values(), *self._callers.values()]
+        for end in waiting:
+            end.close()
         self._joined_pipes.clear()
         self._pipes.clear()
+        self._callers.clear()
+
+    def _keep(self, waiting: dict[WorkerId, Any], part: WorkerId, end: FrameLink) -> None:
+        """Keep one end of the way from a part to the next until the other end is there, for `MEET_S_MAX`: a part that
+        writes to a pipe from which nobody reads does nothing else."""
+        waiting[part] = end
+
+        def give_up() -> None:
+            if waiting.get(part) is end:
+                waiting.pop(part).close()
+
+        self._after(MEET_S_MAX, give_up)
 
     def _on_drained(self, part: ReplicaId) -> None:
         if part in self._last_parts:
