@@ -678,6 +678,8 @@ class AgentSession:
                 self._join(pipe, caller)
             elif pipe is not None:
                 self._keep(self._pipes, record.before, pipe)
+            elif caller is not None:
+                caller.close()
         else:
             pipe = self.node.pipe(record.after, is_output=False)
             if pipe is not None:
