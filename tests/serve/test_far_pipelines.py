@@ -563,16 +563,17 @@ def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
 def test_an_agent_may_connect_before_the_other_one_is_told(
     play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = AgentSession._connect_parts
+    late_s, tell = 0.3, AgentSession._connect_parts
 
     def late(session: AgentSession, record: Any) -> None:
-        delay_s = 0.3 if record.before in session.node.workers else 0.0
+        delay_s = late_s if record.before in session.node.workers else 0.0
         asyncio.get_running_loop().call_later(delay_s, tell, session, record)
 
     monkeypatch.setattr(AgentSession, "_connect_parts", late)
 
     async def scene(rig: Rig) -> None:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        await asyncio.sleep(2 * late_s)  # what an agent is told comes in order: the pipe before the batch
         rig.run(1, A, 16)
         await rig.finished(1)
         check(model, 1, 16, await rig.ear.answer(rig, 1))
