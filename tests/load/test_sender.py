@@ -193,7 +193,9 @@ def test_carries_out_its_orders(tmp_path: Path, stub: Any, capfdbinary: pytest.C
     write_orders(tmp_path, orders, [Body(b"{}", 2)], np.array([[0, 0], [ms(2), 0]], dtype=np.int64))
     carry_out(tmp_path)
     told = [msgspec.json.decode(line, type=ProgressReport) for line in capfdbinary.readouterr().out.splitlines()]
-    assert told[-1] == ProgressReport(told[-1].at_s, finished=True, sent=2, ended=2, connections=2)
+    last = told[-1]
+    assert last == ProgressReport(last.at_s, finished=True, sent=2, ended=2, connections=2, cpu_s=last.cpu_s)
+    assert last.cpu_s > 0
     assert sorted(read_records(tmp_path / RECORDS)["status"].tolist()) == [200, 200]
 
 

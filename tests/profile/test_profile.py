@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from sloop.errors import InputError, MachineError
 from sloop.profile.profile import (
     COST_SPREAD_MAX,
+    VERSION,
     Amdahl,
     Latency,
     LatencyTable,
@@ -261,7 +262,7 @@ def test_survives_its_file(name: str, tmp_path: Path) -> None:
         (b"", "not a profile"),
         (b"[1]", "not a profile"),
         (b"\xff", "not a profile"),
-        (b'{"version": 9}', "version 9"),
+        (f'{{"version": {VERSION + 1}}}'.encode(), f"version {VERSION + 1}"),
         (b'{"version": 1}', "profile"),
         (b'{"version": 1, "profile": {"max_batch": 0}}', "not a profile"),
         (b"[" * 100_000, "not a profile"),
