@@ -81,8 +81,10 @@ def test_an_overseer_in_a_file_asks_and_what_it_chooses_decides(thread: LoopThre
     (told,) = [record for record in records if isinstance(record, Decided) and record.kind == "overseer"]
     assert told.choice == "static (cores 1, order fifo)"
     assert_replays(tmp_path / "state")
-    memory = VersionMemory(tmp_path / "state", load_deployment(described))
+    deployment = load_deployment(described)
+    memory = VersionMemory(tmp_path / "state", deployment)
     memory.read()
+    assert memory.restored.ordered["demo"].path == deployment.system.path, "nobody has ordered it"
     again = set_up(memory.restored.under(None)).system
     assert list(again.choices) == [told.choice, "static (cores 0.5)"], "a server that starts again begins with it"
     assert again.policies is again.choices[told.choice]

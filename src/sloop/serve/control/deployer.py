@@ -277,11 +277,14 @@ class Deployer:
         return Done(tuple(each for each in self.statuses() if each.application == name))
 
     def _on_choice(self, decided: Decided) -> None:
-        """An overseer has chosen: a server that starts again begins with that system, and so do later versions."""
+        """An overseer has chosen: a server that starts again begins with that system, and so do later versions. It
+        overrules what their files declare no more than the system before did: nobody has ordered it."""
         application = self._applications[decided.application]
         overseer = self._core.state.applications[application.key].parts.overseer
         assert overseer is not None
-        self._ordered[application.name] = beginning_with(application.system, overseer, decided.choice)
+        before = self._ordered.get(application.name, self._deployment.system)
+        begins = beginning_with(application.system, overseer, decided.choice)
+        self._ordered[application.name] = replace(begins, path=before.path)
         self._remember()
 
     def _living(self, name: str) -> list[Version]:
