@@ -339,7 +339,7 @@ class Estimate:
             return
         cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
         base_ns = self._base_ns.get(cores) or self._base(cores)
-        if 0 < batch < len(base_ns) and taken_ns > 0:
+        if batch > 0 and taken_ns > 0 and batch < len(base_ns):
             block = self._block
             block.append(taken_ns / base_ns[batch])
             if len(block) >= EVERY:
