@@ -504,10 +504,8 @@ def test_an_agent_that_dies_takes_what_its_node_has(play: Callable[[Scene], None
     play(scene)
 
 
-def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both nodes reach the deciding process, and no part is lost."""
+def cut_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent reaches another one, for what parts pass on."""
 
     async def cut(endpoint: Any, token: bytes, purpose: Purpose, **named: Any) -> Any:
         if purpose is Purpose.PARTS:
@@ -515,6 +513,13 @@ def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
         return await connect(endpoint, token, purpose, **named)
 
     monkeypatch.setattr(module.AgentHost, "connect", staticmethod(cut))
+
+
+def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both nodes reach the deciding process, and no part is lost."""
+    cut_parts(monkeypatch)
 
     async def scene(rig: Rig) -> None:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
@@ -540,13 +545,7 @@ def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
     play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the kernel keeps; the node of the next part cannot reach its own."""
-
-    async def cut(endpoint: Any, token: bytes, purpose: Purpose, **named: Any) -> Any:
-        if purpose is Purpose.PARTS:
-            raise MachineError("no route to host")
-        return await connect(endpoint, token, purpose, **named)
-
-    monkeypatch.setattr(module.AgentHost, "connect", staticmethod(cut))
+    cut_parts(monkeypatch)
     monkeypatch.setattr(module, "MEET_S_MAX", 1.0)
 
     async def scene(rig: Rig) -> None:

@@ -170,12 +170,6 @@ class MixedQueue(Queue):
         super().reorder(now_ns, order)
         self._lanes = KnownLanes()
 
-    def take(self, count: int) -> list[Visit]:
-        """Remove and return the first `count` visits, of whatever lanes."""
-        taken = self.visits[:count]
-        self.remove(range(len(taken)))
-        return taken
-
     def remove(self, indices: Sequence[int]) -> None:
         """Remove the visits at these ascending indices, also from their lanes."""
         if indices:
