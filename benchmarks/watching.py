@@ -4,9 +4,9 @@
     python -m benchmarks.watching viewers [--pairs 6] [--seconds 20]
     python -m benchmarks.watching shadow [--seconds 600]
 
-`hour`: four streams of the page beside a light load under an autopilot with a shadow. At the end, all that they were
+`hour`: four viewers of the page beside a light load under an autopilot with a shadow. At the end, all that they were
 told, delta by delta, is compared with the server's log, and with what a new viewer is told. `viewers`: goodput of a
-server at 80 % of what it can take, in turn with sixteen streams and what-ifs one after the other, and without.
+server at 80 % of what it can take, in turn with sixteen viewers and what-ifs one after the other, and without.
 `shadow`: what shadows said of each minute of a trace, and what the same systems then had when they served it
 themselves. Its model waits instead of computing, so that other work on the machine changes neither.
 """
@@ -47,8 +47,6 @@ from sloop.units import NS_PER_S, s, to_ms
 from sloop.vocabulary import Request
 from sloop.workload import Trace, trace_of
 
-LINE_BYTES: Final = 64 * 2**20
-"""Of one event."""
 LOOKS: Final = 6
 """How often the hour's memory is measured after its beginning."""
 SETTLE_S: Final = 6.0
@@ -95,7 +93,7 @@ SHADOWS: Final[Sequence[Mapping[str, Any]]] = (
 
 @dataclass(eq=False)
 class Viewer:
-    """One stream of the page, read as the page's own code reads it."""
+    """A viewer of the page, who reads it as the page's own code does."""
 
     counts: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     levels: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
@@ -107,31 +105,32 @@ class Viewer:
     wholes: int = 0
     longest_gap_s: float = 0.0
     ends: list[str] = field(default_factory=list)
-    """Why its stream ended, each time."""
+    """Why its connection ended, each time."""
 
     async def follow(self, page: str, *, keep: bool = True) -> None:
-        """Read until cancelled, and connect again if the stream ends."""
+        """Read until cancelled, and connect again if the connection ends."""
         while True:
             try:
-                await self._stream(page, keep=keep)
-                self.ends.append("closed")
-            except OSError as error:
+                await self._read(page, keep=keep)
+            except (OSError, EOFError) as error:
                 self.ends.append(str(error))
             await asyncio.sleep(1)
 
-    async def _stream(self, page: str, *, keep: bool) -> None:
+    async def _read(self, page: str, *, keep: bool) -> None:
         where = urlsplit(page)
-        reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=LINE_BYTES)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
         try:
-            writer.write(f"GET /events HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode())
-            last_s = time.monotonic()
-            while line := await reader.readline():
-                if line.startswith(b"data: "):
-                    now_s = time.monotonic()
-                    self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
-                    self.events += 1
-                    if keep:
-                        self.take(json.loads(line[6:]))
+            last, last_s = 0, time.monotonic()
+            while True:
+                writer.write(f"GET /events?after={last} HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode())
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                answer = json.loads(await reader.readexactly(size))
+                last, now_s = answer["number"], time.monotonic()
+                self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
+                self.events += len(answer["events"])
+                for event in answer["events"] if keep else ():
+                    self.take(event)
         finally:
             writer.close()
 
@@ -157,7 +156,7 @@ class Viewer:
 
 @contextlib.contextmanager
 def watching(page: str, count: int) -> Iterator[list[Viewer]]:
-    """Streams of the page, in a thread, as long as the block runs."""
+    """Viewers of the page, in a thread, as long as the block runs."""
     viewers, loop = [Viewer() for _ in range(count)], asyncio.new_event_loop()
 
     async def follow() -> None:
@@ -295,27 +294,27 @@ def _hour_text(
     lasted_s: float,
     has_one_page: bool,
 ) -> str:
-    streams = []
+    rows = []
     for number, viewer in enumerate([*viewers, late], 1):
         (counts,), (levels,) = viewer.counts.values(), viewer.levels.values()
         sums = {name: sum(row[place] for row in told.counts.values()) for place, name in enumerate(COUNTS) if place}
         (totals,) = viewer.totals.values()
-        streams.append(
+        rows.append(
             (
                 *("a new one" if viewer is late else number, viewer.events, viewer.wholes, viewer.longest_gap_s),
                 *(len(viewer.ends), len(counts), told.differences(counts, levels), totals == sums),
                 f"{len(viewer.decisions)} of {min(told.decisions, DECISIONS if viewer is late else told.decisions)}",
             )
         )
-    columns = ("stream", "events", "whole pictures", "longest gap, s", "ends", "seconds", "differ", "totals equal")
+    columns = ("viewer", "events", "whole pictures", "longest gap, s", "ends", "seconds", "differ", "totals equal")
     requests = sum(row[1] for row in told.counts.values())
     return "\n\n".join(
         [
-            f"{lasted_s:,.0f} s, {requests:,} requests, four streams; the page's process is "
+            f"{lasted_s:,.0f} s, {requests:,} requests, four viewers; the page's process is "
             f"{'the same at the end' if has_one_page else '**another one at the end**'}. `differ`: seconds whose "
             f"counts ({', '.join(COUNTS[1:])}) or percentiles ({', '.join(LEVELS[1:3])}) are not those counted from "
             "the log.",
-            table((*columns, "decisions"), streams),
+            table((*columns, "decisions"), rows),
             table(("after, s", "page, MiB", "deciding process, MiB"), looks),
         ]
     )
@@ -325,7 +324,7 @@ def _hour_text(
 
 
 def _disturb(page: str, begun: Event, over: Event, found: "multiprocessing.Queue[tuple[int, int, int]]") -> None:
-    """Sixteen streams and what-ifs one after the other, at the lowest priority: others' computers."""
+    """Sixteen viewers and what-ifs one after the other, at the lowest priority: others' computers."""
     os.nice(19)
     viewers, answers = [Viewer() for _ in range(VIEWERS)], list[bool]()
     body = json.dumps({"kind": "what-if", "last_s": 60, "systems": ["static", "elastic"]}).encode()
@@ -389,16 +388,16 @@ def viewers(folder: Path, given: Namespace) -> str:
         [
             f"SqueezeNet on images of 96 × 96, one replica with one core, deadline {slo_ms:g} ms, {rate_rps:.1f} "
             f"requests/s: {100 * LOAD_SHARE:g} % of the {most.goodput_rps:.1f}/s that sixteen connections got. "
-            f"{seconds:g} s each, the same arrivals within a pair. With: {VIEWERS} streams and what-ifs of the last "
+            f"{seconds:g} s each, the same arrivals within a pair. With: {VIEWERS} viewers and what-ifs of the last "
             "minute under three systems one after the other, all on the same two cores.",
             f"**Ratio of goodputs: {fmean(ratios):.4f} ± {within:.4f}** (mean, 95 %).",
-            table((*columns, "events", "streams that ended", "what-ifs"), rows),
+            table((*columns, "events", "connections that ended", "what-ifs"), rows),
         ]
     )
 
 
 def _disturbed(page: str, plan: LoadPlan) -> tuple[LoadResult, tuple[int, int, int]]:
-    """The result beside viewers; their events, how many streams ended, and answers to what-ifs."""
+    """The result beside viewers; their events, how many connections ended, and answers to what-ifs."""
     spawned = multiprocessing.get_context("spawn")
     begun, over, found = spawned.Event(), spawned.Event(), spawned.Queue()
     process = spawned.Process(target=_disturb, args=(page, begun, over, found))

@@ -508,6 +508,7 @@ def page_of(server: Serving, settings: Settings, where: str) -> str:
         server=f"{scheme}://{host_and_port(server.host, server.http_port)}",
         api_key=settings.api_key,
         api_key_file=str(settings.api_key_file or ""),
+        limits=server.deployment.limits,
         hosts=(socket.gethostname(),),
         shadows=tuple((choice.name, dict(choice.parameters)) for choice in server.deployment.shadows),
     )

@@ -23,20 +23,22 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from sloop.app.application import SystemChoice
 from sloop.errors import InputError, SloopError
 from sloop.page.files import asset, index
-from sloop.page.listener import PageAnswer, PageListener, PageRequest, Sessions
+from sloop.page.listener import PageListener, Sessions
 from sloop.page.picture import KEPT, Picture
 from sloop.page.questions import ANSWER_CPU_S_MAX, Asked, PageQuestion, ShadowSystemSetup, ShadowSystemState
 from sloop.page.start import PageSetup
 from sloop.runlog import Header, read_log
 from sloop.runlog.follow import BEHIND_NS, LogFollower
 from sloop.runlog.segments import has_room, segments_in
+from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import Keys
 from sloop.serve.processes import be_nice, begin, said_by, set_name
 from sloop.serve.stderr import log_directly
@@ -79,7 +81,7 @@ class ServerPage:
         file = Path(setup.api_key_file) if setup.api_key_file else None
         keys = Keys(setup.api_key, file, must_read=False)  # the file may have been damaged since the server began
         sessions = Sessions(keys.accepts, is_required=keys.is_required)
-        self.listener = PageListener(self._answer, sessions, setup.hosts)
+        self.listener = PageListener(self._answer, self._first, sessions, setup.hosts, setup.limits)
         self._follower: LogFollower | None = None
         self._picture: Picture | None = None
         self._answering = 0
@@ -98,7 +100,7 @@ class ServerPage:
         """Serve until this process is ended."""
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._read_output, output)
-        await self.listener.start(listening, self._first)
+        self.listener.start(listening)
         work = (self._follow(), self._tell(), self._listen(), *map(self._shadow, range(len(self._setup.shadows))))
         await asyncio.gather(*work)
 
@@ -245,61 +247,63 @@ class ServerPage:
 
     # Answers
 
-    async def _answer(self, request: PageRequest) -> PageAnswer | None:
+    async def _answer(self, exchange: Exchange, key: str) -> None:
         """See `sloop.page.listener.Answer`."""
-        path = request.path
-        if request.method == "POST":
-            return await self._answer_post(request)
-        if path == "/events":
-            return None
-        if path == "/":
+        path = exchange.path
+        if exchange.method == "POST":
+            await self._answer_post(exchange, key)
+        elif path == "/":
             page = index()
-            return PageAnswer(page.html, "text/html; charset=utf-8", headers={"content-security-policy": page.policy})
-        if path == "/session":
-            return PageAnswer(b"{}")
-        if path == "/metrics" or path.startswith("/v2/models/"):
-            return await self._pass_on(request)
-        file = asset(path.removeprefix("/static/"))
-        return PageAnswer(*file) if file is not None else _missing(path)
+            policy = (("content-security-policy", page.policy),)
+            exchange.reply(200, page.html, content_type="text/html; charset=utf-8", headers=policy)
+        elif path == "/metrics" or path.startswith("/v2/models/"):
+            await self._pass_on(exchange, key)
+        elif (file := asset(path.removeprefix("/static/"))) is not None:
+            exchange.reply(200, file[0], content_type=file[1])
+        else:
+            raise _missing(path)
 
-    async def _answer_post(self, request: PageRequest) -> PageAnswer:
+    async def _answer_post(self, exchange: Exchange, key: str) -> None:
         """Answer a question, or try a request."""
-        if request.path == "/ask":
-            return await self._ask(request.body)
-        if request.path.startswith("/v2/models/") and request.path.endswith("/infer"):
-            return await self._pass_on(request)
-        return _missing(request.path)
+        path = exchange.path
+        if path == "/ask":
+            exchange.reply(200, await self._asked(exchange.body))
+        elif path.startswith("/v2/models/") and path.endswith("/infer"):
+            await self._pass_on(exchange, key)
+        else:
+            raise _missing(path)
 
-    async def _ask(self, body: bytes) -> PageAnswer:
+    async def _asked(self, body: bytes | bytearray) -> bytes:
         """Let a process of its own answer a question."""
         try:
             question = msgspec.json.decode(body, type=PageQuestion)
         except (msgspec.DecodeError, RecursionError) as error:
-            return _refusal(HTTPStatus.BAD_REQUEST, f"this is no question: {error}")
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"this is no question: {error}") from error
         if self._answering >= ANSWERS_MAX:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "other questions are being answered; ask again in a moment")
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "other questions are being answered", "ask again in a moment")
         self._answering += 1
         try:
             asked = msgspec.json.encode(Asked(self._setup.folder, question))
             said, status = await said_by("sloop.page.answers", asked, ANSWER_S_MAX)
-        except TimeoutError:
-            return _refusal(HTTPStatus.GATEWAY_TIMEOUT, f"there is no answer after {ANSWER_S_MAX:g} s")
+        except TimeoutError as error:
+            raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, f"there is no answer after {ANSWER_S_MAX:g} s") from error
         finally:
             self._answering -= 1
         why = f"its process ended with {status}: it failed, or needed more than {ANSWER_CPU_S_MAX} s"
-        return PageAnswer(said or msgspec.json.encode({"error": why}))
+        return said or msgspec.json.encode({"error": why})
 
-    async def _pass_on(self, request: PageRequest) -> PageAnswer:
+    async def _pass_on(self, exchange: Exchange, key: str) -> None:
         """Let the server answer."""
-        method, path, body, key = request.method, request.path, request.body, request.key
         try:
-            call = partial(self._call, method, path, body, key, timeout_s=TRY_S_MAX)
+            call = partial(self._call, exchange.method, quote(exchange.path), exchange.body, key, timeout_s=TRY_S_MAX)
             status, kind, said = await asyncio.get_running_loop().run_in_executor(self._tries, call)
         except (OSError, HTTPException) as error:
-            return _refusal(HTTPStatus.BAD_GATEWAY, f"the server does not answer: {error}")
-        return PageAnswer(said, kind, HTTPStatus(status))
+            raise Refusal(HTTPStatus.BAD_GATEWAY, f"the server does not answer: {error}") from error
+        exchange.reply(status, said, content_type=kind)
 
-    def _call(self, method: str, path: str, body: bytes, key: str, *, timeout_s: float) -> tuple[int, str, bytes]:
+    def _call(
+        self, method: str, path: str, body: bytes | bytearray, key: str, *, timeout_s: float
+    ) -> tuple[int, str, bytes]:
         """Ask the server; its status, content type and answer."""
         where = urlsplit(self._setup.server)
         assert where.hostname is not None
@@ -317,12 +321,8 @@ class ServerPage:
             return answer.status, answer.headers.get("content-type", "text/plain"), answer.read(TRY_BYTES_MAX)
 
 
-def _missing(path: str) -> PageAnswer:
-    return _refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {path}")
-
-
-def _refusal(status: HTTPStatus, why: str) -> PageAnswer:
-    return PageAnswer(msgspec.json.encode({"error": why}), status=status)
+def _missing(path: str) -> Refusal:
+    return Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {path}")
 
 
 def main(arguments: Sequence[str]) -> None:

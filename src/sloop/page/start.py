@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from sloop.app.limits import ServerLimits
 from sloop.errors import InputError
 from sloop.serve.processes import kill, spawn
 from sloop.serve.stderr import copied_output
@@ -62,6 +63,8 @@ class PageSetup(Struct, frozen=True):
     """The server's URL."""
     api_key: str = ""
     api_key_file: str = ""
+    limits: ServerLimits = ServerLimits()
+    """Of the server: what it refuses is not passed on to it."""
     hosts: tuple[str, ...] = ()
     """Names by which browsers may call the server, besides its addresses and `localhost`."""
     shadows: tuple[tuple[str, dict[str, Any]], ...] = ()

@@ -18,31 +18,35 @@ const LIVE_VIEWS = { plan: ["Plan and cost", Plan], "what-if": ["What if", WhatI
 const STALE_MS = 2500; // events come each second
 const AGAIN_MS = 1000;
 
-function connect() {
-  const source = new EventSource("/events");
-  source.onmessage = (message) => {
-    const event = JSON.parse(message.data);
-    state.connection = "open";
-    state.heardMs = performance.now();
-    state.health = event.health;
-    if (event.kind === "whole" && event.picture.applications) takeWhole(event.picture);
-    else if (event.kind === "changes") takeChanges(event.picture);
-    state.shadows = event.shadows;
-    takeLines(event.lines, event.kind === "whole");
-    changed();
-  };
-  source.onerror = async () => {
-    source.close();
-    state.connection = "lost";
-    try {
-      const answer = await fetch("/session");
-      if (answer.status === 401) state.connection = "key";
-    } catch {
-      // the server is away
+let last = ""; // the number of the last event that came
+
+/** Ask for the events since the last one, again and again. */
+async function connect() {
+  try {
+    const answer = await fetch(`/events?after=${last}`);
+    if (answer.ok) {
+      const { number, events } = await answer.json();
+      last = number;
+      events.forEach(take);
+      state.connection = "open";
+      state.heardMs = performance.now();
+    } else {
+      state.connection = answer.status === 401 ? "key" : "lost";
     }
-    changed();
-    if (state.connection === "lost") setTimeout(connect, AGAIN_MS);
-  };
+  } catch {
+    state.connection = "lost"; // the server is away
+  }
+  changed();
+  if (state.connection === "open") connect();
+  else if (state.connection === "lost") setTimeout(connect, AGAIN_MS);
+}
+
+function take(event) {
+  state.health = event.health;
+  if (event.kind === "whole" && event.picture.applications) takeWhole(event.picture);
+  else if (event.kind === "changes") takeChanges(event.picture);
+  state.shadows = event.shadows;
+  takeLines(event.lines, event.kind === "whole");
 }
 
 function KeyForm() {

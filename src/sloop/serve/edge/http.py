@@ -427,8 +427,8 @@ class HttpConnection(ServerConnection):
             content_type, size = JSON, len(parts[0])
         elif size > TEXT_BYTES_MIN:
             parts, size, headers = server.prepared(exchange, parts, size, content_type, headers)
-        if server.cors:
-            headers = (*headers, *server.cors)
+        if server.always:
+            headers = (*headers, *server.always)
         if server.access is not None:
             server.access.add(
                 "http",
@@ -871,8 +871,8 @@ def _bytes_of(part: Buffer) -> int:
 
 
 class HttpServer:
-    """A listening port. `answer` receives each complete request and must not raise. `cors_origin` is the origin whose
-    pages in a browser may use the server, `*` for all, empty for none.
+    """A listening port. `answer` receives each complete request and must not raise. Every answer has `headers`.
+    `cors_origin` is the origin whose pages in a browser may use the server, `*` for all, empty for none.
 
     `authorise` may raise a `Refusal` when the head of a request has arrived, and says whether the client has shown that
     it may use the server, not only that nothing needs to be shown for this request. `deadline_ns` gives the deadline of
@@ -885,6 +885,7 @@ class HttpServer:
         *,
         bodies: BodyMemory,
         limits: ServerLimits = ServerLimits(),
+        headers: Fields = (),
         cors_origin: str = "",
         tls: Tls | None = None,
         authorise: Callable[[Exchange], bool] = lambda _: True,
@@ -941,9 +942,11 @@ class HttpServer:
                 ("access-control-expose-headers", CORS_EXPOSED),
                 *(() if cors_origin == "*" else (("vary", "origin"),)),
             )
+        self.always = (*headers, *self.cors)
+        """The headers of every answer."""
         refusal = Refusal(503, TOO_OLD, "try again in 1 s, or send fewer requests", retry_after_s=1)
         body = error_body(refusal.what, refusal.fix)
-        head = head_of(503, JSON, (("retry-after", "1"), *self.cors))
+        head = head_of(503, JSON, (("retry-after", "1"), *self.always))
         self.too_old = (refusal, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         """The refusal of a request that has waited too long, and the whole answer."""
         self.too_old_and_last = self.too_old[1].replace(b"content-length", CLOSES + b"content-length", 1)
