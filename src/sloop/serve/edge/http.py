@@ -866,6 +866,14 @@ def _answer_too_large(size: int, limit: int) -> bytes:
     return error_body(what, f"ask for fewer rows or outputs; {setting('answers_bytes')}")
 
 
+def _cors_fields(origin: str) -> Fields:
+    """The headers for web pages of this origin; none for an empty one."""
+    if not origin:
+        return ()
+    fields = ("access-control-allow-origin", origin), ("access-control-expose-headers", CORS_EXPOSED)
+    return fields if origin == "*" else (*fields, ("vary", "origin"))
+
+
 def _bytes_of(part: Buffer) -> int:
     return part.nbytes if isinstance(part, memoryview) else len(part)
 
@@ -935,13 +943,7 @@ class HttpServer:
         self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
-        self.cors: Fields = ()
-        if cors_origin:
-            self.cors = (
-                ("access-control-allow-origin", cors_origin),
-                ("access-control-expose-headers", CORS_EXPOSED),
-                *(() if cors_origin == "*" else (("vary", "origin"),)),
-            )
+        self.cors = _cors_fields(cors_origin)
         self.always = (*headers, *self.cors)
         """The headers of every answer."""
         refusal = Refusal(503, TOO_OLD, "try again in 1 s, or send fewer requests", retry_after_s=1)
