@@ -299,6 +299,9 @@ class Plan(Struct, frozen=True):
     gave_up: bool = False
     """Whether a solver stopped at its work limit without a solution, although one may exist. The log has each
     change of this, also if the replicas stay."""
+    shed: float = 0.0
+    """The fraction of requests, 0 to 1, that are refused when they arrive, whatever waits, so that the others are in
+    time. They count as demand. The log has each change of this, too."""
 
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.planner import cores_by_hardware, trimmed
 from sloop.core.protocols import Divide
-from sloop.core.views import ClusterView, CoreDemand
+from sloop.core.views import ClusterView, Contender, Share, Traffic
 from sloop.events import (
     WOKE,
     Finished,
@@ -39,7 +40,9 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
+from sloop.policies.admit import Open
 from sloop.policies.divide import Priority, Proportional
+from sloop.policies.forecast import Last
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
 from tests.core.scene import Belief, Deployment, Script, request
@@ -188,6 +191,12 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(values: dict[str, Any]) ->
     assert notes(scene.act(1000, WOKE)) == [("planner", "x")]
 
 
+def test_a_plan_that_refuses_more_than_all_is_refused() -> None:
+    scene = Deployment({"x": 1.0})
+    scene.scripts["x"].target = structs.replace(scene.plan("x", 1.0), shed=1.5)
+    assert notes(scene.act(0, WOKE)) == [("planner", "x")]
+
+
 def test_a_plan_with_a_stage_twice_is_refused() -> None:
     scene = Deployment({"x": 1.0})
     plan = scene.plan("x", 1.0)
@@ -201,16 +210,139 @@ class Broken(Divide):
     def __init__(self, cores: list[float]) -> None:
         self._cores = cores
 
-    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
+    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
         if not self._cores:
             raise RuntimeError("a bug")
-        return self._cores
+        return [Share(cores) for cores in self._cores]
 
 
 @pytest.mark.parametrize("cores", [[], [1.0], [math.nan, 1.0], [-1.0, 1.0]])
 def test_a_wrong_divide_policy_changes_no_plan(cores: list[float]) -> None:
     scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, divide=Broken(cores))
     assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("planner", "y")]
+
+
+class Numbers(Broken):
+    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> Any:
+        return self._cores
+
+
+def test_a_divide_policy_that_answers_numbers_is_told_what_to_write() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, divide=Numbers([2.0, 2.0]))
+    scene.act(0, WOKE)
+    assert scene.core.plan_error("x").startswith("InputError: the divide policy answers float instead of a share")
+
+
+@dataclass(frozen=True)
+class Asking(Divide):
+    """Gives each what it plans with `asked` cores, and says so."""
+
+    asked: float
+    is_quick: ClassVar[bool] = False
+    shed: float = 0.0
+
+    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
+        plans = [each.plan(self.asked) for each in contenders]
+        found = [cores_by_hardware(plan).get(each.hardware, 0.0) for plan, each in zip(plans, contenders, strict=True)]
+        names = [f"{each.view.stages[0].name} at {each.view.nodes[0].node.cores:g}" for each in contenders]
+        return [Share(cores, f"{name}: {total:g}", self.shed) for cores, name in zip(found, names, strict=True)]
+
+
+def beside(scene: Deployment, at_ms: float) -> list[Action]:
+    """A tick, with the planner's answer."""
+    actions = scene.act(at_ms, WOKE)
+    assert RequestPlan in kinds(actions)
+    return [*actions, *scene.act(at_ms, scene.core.planner.plan(scene.core.plan_input))]  # type: ignore[arg-type]
+
+
+def test_a_divide_policy_may_ask_what_applications_plan_with_fewer_cores() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True, divide=Asking(1.5))
+    for script in scene.scripts.values():
+        script.unit = 0.25
+    actions = beside(scene, 0)
+    # the core that this leaves goes to the first of those that have used the smallest part of theirs
+    assert started(actions) == [("x/only", 2.5), ("y/only", 1.5)]
+    whys = {a.application: a.why for a in actions if isinstance(a, Decided) and a.kind == "plan"}
+    assert [why.rpartition("; ")[2] for why in whys.values()] == ["x/only at 4: 4", "y/only at 4: 4"]
+
+
+def test_plans_of_one_application_are_made_in_the_loop_whatever_divides() -> None:
+    scene = Deployment({"x": 3.0}, cores=4, divide=Asking(1.5))
+    assert RequestPlan not in kinds(scene.act(0, WOKE))
+
+
+@dataclass
+class OnlyWhole(Script):
+    """A policy with a bug for few cores."""
+
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan | None, None]:
+        if view.nodes[0].node.cores < 2:
+            raise ZeroDivisionError("a bug")
+        return super().plan(now_ns, view, memory)
+
+
+@dataclass(frozen=True)
+class Trying(Asking):
+    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
+        tried = [each.plan(1.0) for each in contenders]
+        return [Share(2.0, f"with 1: {plan and plan.why}") for plan in tried]
+
+
+def test_a_plan_that_is_only_tried_may_fail() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True, divide=Trying(1.0))
+    for script in scene.scripts.values():
+        script.__class__ = OnlyWhole
+    actions = beside(scene, 0)
+    assert notes(actions) == [("plan", "x"), ("plan", "y")]
+    assert all(a.why.endswith("; with 1: None") for a in actions if isinstance(a, Decided))
+
+
+@dataclass(frozen=True)
+class Blind(Last):
+    """A forecast with a bug."""
+
+    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
+        if now_ns:
+            raise ZeroDivisionError("a bug")
+        return 0.0
+
+
+def test_an_application_whose_forecast_fails_keeps_its_cores() -> None:
+    scene = Deployment({"x": 3.0, "y": 1.0, "z": 1.0}, cores=5, obeys=True)
+    scene.warm_up()
+    policies = scene.core.planner.policies
+    policies["x"] = replace(policies["x"], forecast=Blind())
+    scene.wants(y=2.0, z=2.0)
+    scene.act(1000, WOKE)
+    assert [scene.planned_cores(name) for name in "xyz"] == [3, 1, 1]
+
+
+def test_a_plan_refuses_a_fraction_of_the_requests_evenly_and_they_count_as_demand() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True, divide=Asking(2.0, shed=0.3), admit=Open())
+    for action in beside(scene, 0):
+        if isinstance(action, StartWorker):
+            scene.act(0, WorkerReady(action.worker))
+    refused = []
+    for id in range(400):
+        actions = scene.act(1 + id, request(id, application="xy"[id % 2], at_ms=1 + id))
+        ends = [action for action in actions if isinstance(action, End)]
+        refused += [(id, end) for end in ends if end.why.startswith("the plan refuses 30.0% of all requests")]
+    for odd in range(2):
+        own = [id for id, _ in refused if id % 2 == odd]
+        assert len(own) == pytest.approx(60, abs=2)
+        assert all(2 <= after - before <= 10 for before, after in pairwise(own)), "evenly"
+    assert all(end.retry_after_ns for _, end in refused)
+    beside(scene, 1000)
+    assert scene.scripts["x"].seen[-1].ingress.buckets[0].arrivals == 200
+
+
+def test_a_change_of_what_a_plan_refuses_is_noted() -> None:
+    scene = Deployment({"x": 1.0})
+    scene.warm_up()
+    for shed in (0.2, 0.2, 0.4):
+        scene.scripts["x"].target = structs.replace(scene.plan("x", 1.0), shed=shed)
+        scene.act(scene.core.wake_ns / 1e6, WOKE)
+    assert notes(scene.actions) == [("plan", "x"), ("kept", "x"), ("kept", "x")]
 
 
 @dataclass

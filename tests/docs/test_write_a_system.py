@@ -63,6 +63,29 @@ def test_the_mistake_shown_is_found_as_shown(tmp_path: Path, monkeypatch: pytest
     assert [line for line in output.splitlines() if line.strip() != "…" and line not in printed] == []
 
 
+def test_the_divide_policy_shown_cuts_all_alike(tmp_path: Path) -> None:
+    (shown,) = (block for block in blocks("python") if "EqualPart" in block)
+    own = "from sloop.api.systems import System, build_system\nfrom dataclasses import replace\n"
+    policies = 'replace(build_system("static").policies, divide=EqualPart())'
+    (tmp_path / "own.py").write_text(f'{shown}\n{own}SYSTEM = System("own", "system", "a test", {policies}, "any")\n')
+    applications = [
+        {"name": name, "slo_ms": 1000, "stages": [{"name": "s", "variants": [{"name": "v", "profile": PROFILE}]}]}
+        for name in ("a", "b")
+    ]
+    described = {
+        "name": "two",
+        "applications": applications,
+        "cluster": {"nodes": [{"hardware": "local", "count": 1, "cores": 4}]},
+        "systems": [{"name": str(tmp_path / "own.py"), "replicas": 4}],
+        "traces": {"a": {"kind": "poisson", "rate": 50}, "b": {"kind": "poisson", "rate": 50}},
+        "duration_s": 40,
+    }
+    scenario = load_scenario(described)
+    row = run_scenario(scenario, scenario.systems[0]).row
+    assert row.rejected == pytest.approx(0.5 * row.requests, rel=0.02)
+    assert row.served + row.rejected == row.requests
+
+
 def test_the_methods_and_attributes_listed_are_those_of_the_protocols() -> None:
     text = (ROOT / "docs" / "write-a-system.md").read_text()
     listed = {

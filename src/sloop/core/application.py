@@ -10,7 +10,7 @@ from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, VisitRates, remaining_times
 from sloop.core.monitor import Monitor
 from sloop.core.oversight import Overseer, oversight_of
-from sloop.core.protocols import Policies, Scale, ServiceGap
+from sloop.core.protocols import Policies, ServiceGap
 from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
@@ -20,6 +20,9 @@ from sloop.vocabulary import ReplicaId, Request, RequestId, version_key
 
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
+
+GOLDEN = 0x9E3779B9
+"""2³² divided by the golden ratio."""
 
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
@@ -64,10 +67,10 @@ class ApplicationParts:
     """By name, the systems of which one decides; the first one, whose policies are `policies`, at first."""
 
     @property
-    def slowest(self) -> Scale:
-        """The scaling policy that takes longest, of those that may make its plans (`Scale.is_quick`)."""
-        scales = (self.policies.scale, *(each.scale for each in self.choices.values()))
-        return next((scale for scale in scales if not scale.is_quick), scales[0])
+    def slowest(self) -> Policies:
+        """Those of the policies that may make its plans that take longest (`Scale.is_quick`, `Divide.is_quick`)."""
+        all_policies = (self.policies, *self.choices.values())
+        return min(all_policies, key=lambda each: (each.scale.is_quick, each.divide.is_quick))
 
     @property
     def key(self) -> str:
@@ -123,8 +126,10 @@ class ApplicationState:
         self.is_waking = parts.wake_ns > 0
         """Whether requests that arrive may wait for `wake_ns`: its first replicas, or those after a rest, are not ready
         yet. Set by `set_waking`."""
+        self.shed = 0.0
+        """The fraction of requests that the plan in force refuses (`Plan.shed`). Set by `shed_requests`."""
         self.is_special = self.is_waking
-        """Whether arrivals are refused or may wait for a start: the one thing that others look at."""
+        """Whether arrivals are refused, all or some, or may wait for a start: the one thing that others look at."""
         self.has_been_awake = not self.is_waking
         """Whether its first replicas have been ready, perhaps before a rest."""
         self.woken: dict[RequestId, int] = {}
@@ -144,12 +149,26 @@ class ApplicationState:
     def refuse(self, why: str) -> None:
         """Reject new requests from now on; admit them if `why` is empty."""
         self.refuses = why
-        self.is_special = bool(why) or self.is_waking
+        self._note_special()
 
     def set_waking(self, is_waking: bool) -> None:
         """From now on, requests that arrive may wait for a start, or not."""
         self.is_waking = is_waking
-        self.is_special = bool(self.refuses) or is_waking
+        self._note_special()
+
+    def shed_requests(self, fraction: float) -> None:
+        """Refuse this fraction of the requests from now on."""
+        self.shed = fraction
+        self._note_special()
+
+    def sheds(self, request: Request) -> bool:
+        """Whether the request is one of those that are refused. Multiples of the golden ratio are spread so evenly that
+        the part of them below a fraction is that fraction, also of few requests in sequence (Knuth, The Art of
+        Computer Programming, volume 3, section 6.4)."""
+        return request.id * GOLDEN % 2**32 < self.shed * 2**32
+
+    def _note_special(self) -> None:
+        self.is_special = bool(self.refuses or self.shed) or self.is_waking
 
     def follow(self, now_ns: int, parts: ApplicationParts) -> bool:
         """Another system decides from now on; `parts` differ in nothing else. See `decide_by`."""

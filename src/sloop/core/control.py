@@ -160,8 +160,8 @@ class ControlPath:
                     yield replica, missing_bytes
 
     def _look_who_plans(self) -> None:
-        scales = [application.state.parts.slowest for application in self._applications.values()]
-        self._plans_beside = self._plans_beside or plans_beside(scales)
+        policies = [application.state.parts.slowest for application in self._applications.values()]
+        self._plans_beside = self._plans_beside or plans_beside(policies)
 
     def _plan_anew(self, now_ns: int) -> None:
         """Plan for all applications now, also for quiet ones."""
@@ -575,8 +575,9 @@ class ControlPath:
         for key, plan in plans.items():
             application = self._applications[key]
             before, application.plan = application.plan, plan
+            application.state.shed_requests(plan.shed)
             if before is not None and plan.same_target(before):
-                if (before.feasible, before.gave_up) != (plan.feasible, plan.gave_up):
+                if (before.feasible, before.gave_up, before.shed) != (plan.feasible, plan.gave_up, plan.shed):
                     out.append(actions.Decided("kept", plan.why, plan=plan, application=key))
                 continue
             out.append(actions.Decided("plan", plan.why, plan=plan, application=key))

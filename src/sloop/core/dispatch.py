@@ -55,7 +55,8 @@ DRAINING: Final = Life.DRAINING
 """Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
 SHUTDOWN_RETRY_NS = s(1)
-"""The `Retry-After` of a server that shuts down. The header has whole seconds; this is the smallest."""
+"""The `Retry-After` of a server that shuts down, and of what a plan refuses. The header has whole seconds; this is the
+smallest."""
 
 
 class DataPath:
@@ -94,6 +95,11 @@ class DataPath:
             state = self._state
             if state.refuses:
                 out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
+                return
+            if state.shed and state.sheds(request):
+                state.ingress.turn_away(request.deadline_ns - now_ns, request.rows)
+                why = f"the plan refuses {state.shed:.1%} of all requests, so that the others are in time"
+                out.append(End(request.id, Outcome.REJECTED, why, SHUTDOWN_RETRY_NS))
                 return
             patient = state.wait_for_start(request)
         for stage in self._entries_of(request) if request.enters else self._entries:

@@ -44,6 +44,11 @@ class Monitor:
         self._more_rows += rows
         self.queue(now_ns, rows)
 
+    def turn_away(self, slack_ns: int, rows: int) -> None:
+        """A visit of so many rows is refused, but counts as demand."""
+        self.now.slack_ns.append(slack_ns)
+        self._more_rows += rows - 1
+
     def queue(self, now_ns: int, count: int) -> None:
         """`count` rows return to the queue; if negative, they leave it without being served."""
         self.waiting += count

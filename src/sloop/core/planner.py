@@ -5,8 +5,8 @@ in a process beside it (`Scale.is_quick`).
 
 Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
 more cores of a kind of hardware than there are, the divide policy gives each application a number of cores, and those
-that wanted more plan again for a cluster of that size. If the cores suffice, the plans are therefore the same as
-without other applications.
+that wanted more plan again for a cluster of that size. Before it answers, it may ask what an application would plan
+with fewer (`Contender.plan`). If the cores suffice, the plans are therefore the same as without other applications.
 """
 
 import math
@@ -19,8 +19,19 @@ import msgspec
 from msgspec import structs
 
 from sloop.core.ledger import MILLI, Ledger, millicores, spec_millicores
-from sloop.core.protocols import Policies, Scale
-from sloop.core.views import ApplicationView, Belief, BeliefKey, ClusterView, CoreDemand, NodeView, PlanInput, StageView
+from sloop.core.protocols import Policies
+from sloop.core.views import (
+    ApplicationView,
+    Belief,
+    BeliefKey,
+    ClusterView,
+    Contender,
+    CoreDemand,
+    NodeView,
+    PlanInput,
+    Share,
+    StageView,
+)
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
@@ -44,8 +55,14 @@ CORES_MAX = 1_000_000
 NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with `return plan, memory`"
 """What to do about a scaling policy that gives no pair."""
 
+NO_SHARES: Final = "write `return [Share(each) for each in cores]`"
+"""What to do about a divide policy that answers numbers."""
+
 NO_CHOICES: Final[Mapping[str, Policies]] = {}
 """Of an application whose policies decide all the time."""
+
+Limits = dict[tuple[str, str], float]
+"""By application and hardware, the cores of those that cannot have what they want."""
 
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
@@ -65,8 +82,8 @@ class Planner:
         self._memories: dict[str, Any] = {}
         self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
-        self.limits: dict[tuple[str, str], float] = {}
-        """By application and hardware, the cores of those that could not have what they wanted in the last plans."""
+        self.limits: Limits = {}
+        """Of the last plans."""
 
     def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
         """Plan for one more application version, at first by these policies, and by those of `choices` when one of
@@ -157,17 +174,19 @@ class Planner:
 
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
         """Plans that together fit the cluster. A policy remembers only the plan that is used."""
+        kept = [application for application in given.due if application.key not in views]
+        given = replace(
+            given,
+            due=tuple(application for application in given.due if application.key in views),
+            others=(*given.others, *(demand for each in kept for demand in _demands(each, each.plan))),
+        )
         plans: dict[str, Plan | None] = {}
         memories: dict[str, Any] = {}
         for key, view in views.items():
             plans[key], memories[key] = self._plan(given.now_ns, key, view)
-        wanted = [
-            CoreDemand(application.key, hardware, cores, application.weight)
-            for application in given.due
-            for hardware, cores in cores_by_hardware(plans.get(application.key) or application.plan).items()
-        ]
+        wanted = [demand for each in given.due for demand in _demands(each, plans[each.key] or each.plan)]
         try:
-            self.limits = limits = self._limits(given, wanted)
+            self.limits, shares = limits, _ = self._divide(given, wanted, views)
         except FAILURES as error:  # of the divide policy
             self.failures = Failures(dict.fromkeys(views, error))
             return {}
@@ -175,10 +194,11 @@ class Planner:
         for (key, hardware), cores in limits.items():
             short.setdefault(key, {})[hardware] = cores
         for key, own in short.items():
-            if key in views:
-                plans[key], memories[key] = self._plan_within(given.now_ns, key, views[key], own)
+            plans[key], memories[key] = self._plan_within(given.now_ns, key, views[key], own)
         self._spread_rest(given, views, short, plans, memories)
         self._memories.update(memories)
+        for (key, _), share in shares.items():
+            plans[key] = _with_share(plans[key], share)
         return plans
 
     def _plan_within(
@@ -209,7 +229,7 @@ class Planner:
             own = used(key)
             return math.fsum(own.get(hardware, 0.0) for hardware in short[key]) / math.fsum(short[key].values())
 
-        for key in sorted((key for key in short if key in views and any(short[key].values())), key=fraction):
+        for key in sorted((key for key in short if any(short[key].values())), key=fraction):
             left = dict.fromkeys(short[key], 0.0)
             for hardware in left:
                 left[hardware] = _cores_of(given, hardware) - sum(used(name).get(hardware, 0.0) for name in present)
@@ -222,22 +242,61 @@ class Planner:
         for key, hardware in self.limits:  # a plan that is kept may use what the others left it before
             self.limits[key, hardware] = max(self.limits[key, hardware], used(key).get(hardware, 0.0))
 
-    def _limits(self, given: PlanInput, wanted: Sequence[CoreDemand]) -> dict[tuple[str, str], float]:
-        """By application and hardware, the cores of those that cannot have what they want."""
-        limits: dict[tuple[str, str], float] = {}
+    def _divide(
+        self, given: PlanInput, wanted: Sequence[CoreDemand], views: Mapping[str, ClusterView]
+    ) -> tuple[Limits, dict[tuple[str, str], Share]]:
+        """The limits of those that cannot have what they want, and by application and hardware all shares."""
+        limits: Limits = {}
+        shares: dict[tuple[str, str], Share] = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
             total = _cores_of(given, hardware)
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
                 continue
-            divided = self.policies[demands[0].key].divide.cores(total, demands)
-            for demand, cores in zip(demands, divided, strict=True):
-                if not 0 <= cores < math.inf:
-                    what = f"{demand.key!r} gets {cores} cores of {demand.hardware!r}"
-                    raise InputError(what, help="correct the divide policy")
-                if cores < demand.cores * (1 - ROUNDING):
-                    limits[demand.key, hardware] = _whole(cores)
-        return limits
+            contenders = [self._contender(given.now_ns, each, views[each.key], limits) for each in demands]
+            divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, contenders)
+            for demand, share in zip(demands, divided, strict=True):
+                _check_share(share, demand)
+                shares[demand.key, hardware] = share
+                if share.cores < demand.cores * (1 - ROUNDING):
+                    limits[demand.key, hardware] = _whole(share.cores)
+        return limits, shares
+
+    def _contender(self, now_ns: int, demand: CoreDemand, view: ClusterView, limits: Limits) -> Contender:
+        """The demand of an application that has these limits of other kinds of hardware."""
+        key, hardware = demand.key, demand.hardware
+
+        def plan(cores: float) -> Plan | None:
+            own = {kind: limit for (name, kind), limit in limits.items() if name == key}
+            before = self.failures.get(key)
+            made, _ = self._plan_within(now_ns, key, view, own | {hardware: _whole(cores)})
+            if before is None:
+                self.failures.pop(key, None)  # of a plan that is only tried
+            return made
+
+        return Contender(key, hardware, demand.cores, demand.weight, view=view, plan=plan)
+
+
+def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand]:
+    """What the application wants by this plan, of each kind of hardware."""
+    of = cores_by_hardware(plan).items()
+    return [CoreDemand(application.key, hardware, cores, application.weight) for hardware, cores in of]
+
+
+def _check_share(share: Share, demand: CoreDemand) -> None:
+    if not isinstance(share, Share):
+        raise InputError(f"the divide policy answers {type(share).__name__} instead of a share", help=NO_SHARES)
+    if not 0 <= share.cores < math.inf or not 0 <= share.shed <= 1:
+        what = f"{demand.key!r} gets {share.cores} cores of {demand.hardware!r}, and {share.shed} of its requests go"
+        raise InputError(what, help="correct the divide policy")
+
+
+def _with_share(plan: Plan | None, share: Share) -> Plan | None:
+    """The plan with what the divide policy says about it."""
+    if plan is None or not (share.why or share.shed):
+        return plan
+    why = f"{plan.why}; {share.why}" if share.why else plan.why
+    return structs.replace(plan, why=why, shed=max(plan.shed, share.shed))
 
 
 def _cores_of(given: PlanInput, hardware: str) -> float:
@@ -246,10 +305,12 @@ def _cores_of(given: PlanInput, hardware: str) -> float:
     return total - sum(demand.cores for demand in given.others if demand.hardware == hardware)
 
 
-def plans_beside(scales: Sequence[Scale]) -> bool:
+def plans_beside(policies: Sequence[Policies]) -> bool:
     """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
-    quick, or if there are so many that quick ones together would delay requests."""
-    return len(scales) > QUICK_MAX or not all(scale.is_quick for scale in scales)
+    quick, or if there are so many that quick ones together would delay requests. A single application divides
+    nothing."""
+    is_quick = all(each.scale.is_quick and (each.divide.is_quick or len(policies) == 1) for each in policies)
+    return len(policies) > QUICK_MAX or not is_quick
 
 
 def check(plan: Plan, view: ClusterView) -> None:
@@ -259,6 +320,8 @@ def check(plan: Plan, view: ClusterView) -> None:
     except (TypeError, ValueError, OverflowError) as error:
         what = f"the plan has values of wrong types: {error}"
         raise InputError(what, help="return plain numbers, not NumPy's") from error
+    if not 0 <= plan.shed <= 1:
+        raise InputError(f"the plan refuses {plan.shed} of the requests", help="give a fraction, 0 to 1")
     stages, count = {stage.name: stage for stage in view.stages}, 0
     for target in plan.stages:
         stage = stages.pop(target.stage, None)

@@ -22,12 +22,13 @@ from sloop.core.views import (
     BatchDevice,
     ClusterView,
     CompletionInput,
-    CoreDemand,
+    Contender,
     PlanInput,
     Provisioning,
     ProvisionInput,
     QueueView,
     ReplicaStart,
+    Share,
     Site,
     Traffic,
 )
@@ -308,10 +309,16 @@ class Divide(Protocol):
         use all that are idle (`sloop.core.planner.sharing_idle_cores`)."""
         return "leave"
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether `cores` always takes less than a millisecond, so that it asks no contender for many plans. Where a
+        policy is not, the plans of several applications are made beside the event loop."""
+        return True
+
     @abstractmethod
-    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
-        """The cores for each demand, in the same order: at most what it asks for, and together at most `total`.
-        Called only if the demands exceed `total`."""
+    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> Sequence[Share]:
+        """What each contender gets, in the same order: at most what it wants, and together at most `total` cores.
+        Called for one kind of hardware after the other, only if more of its cores are wanted than there are."""
         ...
 
 

@@ -3,7 +3,7 @@
 Views are built at each control tick. Policies read them and never change them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -526,6 +526,28 @@ class CoreDemand(Struct, frozen=True):
     hardware: str
     cores: float
     weight: float = 1.0
+
+
+class Contender(CoreDemand, frozen=True, kw_only=True):
+    """A demand that is to be cut, as divide policies see it: with all that the application's own policies know."""
+
+    view: ClusterView
+    """What its scaling policy saw when it planned as if the cluster were its own."""
+    plan: Callable[[float], Plan | None]
+    """What its scaling policy plans with at most so many cores of the kind, and with those that have been given to it
+    of other kinds; None if it would keep the plan in force (`view.plan`) or fails. The answer is made at each call,
+    takes as long as a plan does, and leaves nothing behind."""
+
+
+class Share(Struct, frozen=True):
+    """What a divide policy gives a contender."""
+
+    cores: float
+    """At most what it wants."""
+    why: str = ""
+    """Why it is so many, in one line that is added to the plan's reason."""
+    shed: float = 0.0
+    """The fraction of its requests to refuse on arrival (`Plan.shed`), if its own plan does not refuse more."""
 
 
 @dataclass(frozen=True, slots=True)

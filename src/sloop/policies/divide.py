@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal
 
 from sloop.core.protocols import Divide
-from sloop.core.views import CoreDemand
+from sloop.core.views import CoreDemand, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class MaxMin(Divide):
     """Whether replicas on a machine of its own may use cores that others have reserved or nobody has, while they are
     idle."""
 
-    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
-        return _filled(total, [demand.cores for demand in demands], [demand.weight for demand in demands])
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
+        return _shares(_filled(total, [demand.cores for demand in demands], [demand.weight for demand in demands]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Proportional(Divide):
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
-    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
         wanted = [demand.cores for demand in demands]
-        return _filled(total, wanted, [demand.cores * demand.weight for demand in demands])
+        return _shares(_filled(total, wanted, [demand.cores * demand.weight for demand in demands]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Priority(Divide):
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
-    def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
         found = [0.0] * len(demands)
         order = sorted(range(len(demands)), key=lambda index: -demands[index].weight)
         for _, group in groupby(order, key=lambda index: demands[index].weight):
@@ -67,7 +67,11 @@ class Priority(Divide):
             for index, cores in zip(equal, filled, strict=True):
                 found[index] = cores
             total = max(0.0, total - sum(filled))
-        return found
+        return _shares(found)
+
+
+def _shares(cores: Sequence[float]) -> list[Share]:
+    return [Share(each) for each in cores]
 
 
 def _filled(total: float, wanted: Sequence[float], weights: Sequence[float]) -> list[float]:

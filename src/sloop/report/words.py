@@ -63,7 +63,7 @@ WORDS: Final[Mapping[str, str]] = {
 
 KINDS: Final[Mapping[str, str]] = {
     "plan": "which replicas the system wants from now on, and the largest batch",
-    "kept": "the plan stays, but whether it keeps the deadline has changed",
+    "kept": "the plan stays, but whether it keeps the deadline has changed, or what it refuses",
     "lost": "a replica died and is replaced",
     "drain": "a replica stops after its batch",
     "shortage": "no node has room for a replica that is planned",

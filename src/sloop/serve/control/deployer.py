@@ -251,8 +251,8 @@ class Deployer:
 
     def _needs_planner(self, parts: ApplicationParts) -> bool:
         """Whether plans are made beside the event loop from now on, because of this version."""
-        scales = [each.parts.slowest for each in self._core.state.applications.values()]
-        return not self._planner.is_started and plans_beside([*scales, parts.slowest])
+        policies = [each.parts.slowest for each in self._core.state.applications.values()]
+        return not self._planner.is_started and plans_beside([*policies, parts.slowest])
 
     async def change_system(self, order: ChangeSystem, tell: Tell) -> Done:
         """Let another system decide for all versions of an application that start or serve. All or none: nothing has
