@@ -27,7 +27,7 @@ from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.planner import cores_by_hardware, trimmed
 from sloop.core.protocols import Divide
-from sloop.core.views import ClusterView, Contender, Share, Traffic
+from sloop.core.views import Claimant, ClusterView, CoreShare, Traffic
 from sloop.events import (
     WOKE,
     Finished,
@@ -210,10 +210,10 @@ class Broken(Divide):
     def __init__(self, cores: list[float]) -> None:
         self._cores = cores
 
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
         if not self._cores:
             raise RuntimeError("a bug")
-        return [Share(cores) for cores in self._cores]
+        return [CoreShare(cores) for cores in self._cores]
 
 
 @pytest.mark.parametrize("cores", [[], [1.0], [math.nan, 1.0], [-1.0, 1.0]])
@@ -223,7 +223,7 @@ def test_a_wrong_divide_policy_changes_no_plan(cores: list[float]) -> None:
 
 
 class Numbers(Broken):
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> Any:
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> Any:
         return self._cores
 
 
@@ -241,11 +241,11 @@ class Asking(Divide):
     is_quick: ClassVar[bool] = False
     shed: float = 0.0
 
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
-        plans = [each.plan(self.asked) for each in contenders]
-        found = [cores_by_hardware(plan).get(each.hardware, 0.0) for plan, each in zip(plans, contenders, strict=True)]
-        names = [f"{each.view.stages[0].name} at {each.view.nodes[0].node.cores:g}" for each in contenders]
-        return [Share(cores, f"{name}: {total:g}", self.shed) for cores, name in zip(found, names, strict=True)]
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
+        plans = [each.plan(self.asked) for each in claimants]
+        found = [cores_by_hardware(plan).get(each.hardware, 0.0) for plan, each in zip(plans, claimants, strict=True)]
+        names = [f"{each.view.stages[0].name} at {each.view.nodes[0].node.cores:g}" for each in claimants]
+        return [CoreShare(cores, f"{name}: {total:g}", self.shed) for cores, name in zip(found, names, strict=True)]
 
 
 def beside(scene: Deployment, at_ms: float) -> list[Action]:
@@ -283,9 +283,9 @@ class OnlyWhole(Script):
 
 @dataclass(frozen=True)
 class Trying(Asking):
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
-        tried = [each.plan(1.0) for each in contenders]
-        return [Share(2.0, f"with 1: {plan and plan.why}") for plan in tried]
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
+        tried = [each.plan(1.0) for each in claimants]
+        return [CoreShare(2.0, f"with 1: {plan and plan.why}") for plan in tried]
 
 
 def test_a_plan_that_is_only_tried_may_fail() -> None:

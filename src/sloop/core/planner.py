@@ -6,7 +6,7 @@ in a process beside it (`Scale.is_quick`).
 Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
 more cores of a kind of hardware than there are, the divide policy gives each application a number of cores, and those
 that wanted more plan again for a cluster of that size. Before it answers, it may ask what an application would plan
-with fewer (`Contender.plan`). If the cores suffice, the plans are therefore the same as without other applications.
+with fewer (`Claimant.plan`). If the cores suffice, the plans are therefore the same as without other applications.
 """
 
 import math
@@ -24,12 +24,12 @@ from sloop.core.views import (
     ApplicationView,
     Belief,
     BeliefKey,
+    Claimant,
     ClusterView,
-    Contender,
     CoreDemand,
+    CoreShare,
     NodeView,
     PlanInput,
-    Share,
     StageView,
 )
 from sloop.errors import InputError
@@ -55,7 +55,7 @@ CORES_MAX = 1_000_000
 NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with `return plan, memory`"
 """What to do about a scaling policy that gives no pair."""
 
-NO_SHARES: Final = "write `return [Share(each) for each in cores]`"
+NO_SHARES: Final = "write `return [CoreShare(each) for each in cores]`"
 """What to do about a divide policy that answers numbers."""
 
 NO_CHOICES: Final[Mapping[str, Policies]] = {}
@@ -244,17 +244,17 @@ class Planner:
 
     def _divide(
         self, given: PlanInput, wanted: Sequence[CoreDemand], views: Mapping[str, ClusterView]
-    ) -> tuple[Limits, dict[tuple[str, str], Share]]:
+    ) -> tuple[Limits, dict[tuple[str, str], CoreShare]]:
         """The limits of those that cannot have what they want, and by application and hardware all shares."""
         limits: Limits = {}
-        shares: dict[tuple[str, str], Share] = {}
+        shares: dict[tuple[str, str], CoreShare] = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
             total = _cores_of(given, hardware)
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
                 continue
-            contenders = [self._contender(given.now_ns, each, views[each.key], limits) for each in demands]
-            divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, contenders)
+            claimants = [self._claimant(given.now_ns, each, views[each.key], limits) for each in demands]
+            divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, claimants)
             for demand, share in zip(demands, divided, strict=True):
                 _check_share(share, demand)
                 shares[demand.key, hardware] = share
@@ -262,7 +262,7 @@ class Planner:
                     limits[demand.key, hardware] = _whole(share.cores)
         return limits, shares
 
-    def _contender(self, now_ns: int, demand: CoreDemand, view: ClusterView, limits: Limits) -> Contender:
+    def _claimant(self, now_ns: int, demand: CoreDemand, view: ClusterView, limits: Limits) -> Claimant:
         """The demand of an application that has these limits of other kinds of hardware."""
         key, hardware = demand.key, demand.hardware
 
@@ -274,7 +274,7 @@ class Planner:
                 self.failures.pop(key, None)  # of a plan that is only tried
             return made
 
-        return Contender(key, hardware, demand.cores, demand.weight, view=view, plan=plan)
+        return Claimant(key, hardware, demand.cores, demand.weight, view=view, plan=plan)
 
 
 def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand]:
@@ -283,15 +283,15 @@ def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand
     return [CoreDemand(application.key, hardware, cores, application.weight) for hardware, cores in of]
 
 
-def _check_share(share: Share, demand: CoreDemand) -> None:
-    if not isinstance(share, Share):
+def _check_share(share: CoreShare, demand: CoreDemand) -> None:
+    if not isinstance(share, CoreShare):
         raise InputError(f"the divide policy answers {type(share).__name__} instead of a share", help=NO_SHARES)
     if not 0 <= share.cores < math.inf or not 0 <= share.shed <= 1:
         what = f"{demand.key!r} gets {share.cores} cores of {demand.hardware!r}, and {share.shed} of its requests go"
         raise InputError(what, help="correct the divide policy")
 
 
-def _with_share(plan: Plan | None, share: Share) -> Plan | None:
+def _with_share(plan: Plan | None, share: CoreShare) -> Plan | None:
     """The plan with what the divide policy says about it."""
     if plan is None or not (share.why or share.shed):
         return plan

@@ -20,15 +20,15 @@ from sloop.actions import Action
 from sloop.core.nodes import UNUSED_NS
 from sloop.core.views import (
     BatchDevice,
+    Claimant,
     ClusterView,
     CompletionInput,
-    Contender,
+    CoreShare,
     PlanInput,
     Provisioning,
     ProvisionInput,
     QueueView,
     ReplicaStart,
-    Share,
     Site,
     Traffic,
 )
@@ -311,13 +311,13 @@ class Divide(Protocol):
 
     @property
     def is_quick(self) -> bool:
-        """Whether `cores` always takes less than a millisecond, so that it asks no contender for many plans. Where a
+        """Whether `cores` always takes less than a millisecond, so that it asks no claimant for many plans. Where a
         policy is not, the plans of several applications are made beside the event loop."""
         return True
 
     @abstractmethod
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> Sequence[Share]:
-        """What each contender gets, in the same order: at most what it wants, and together at most `total` cores.
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> Sequence[CoreShare]:
+        """What each claimant gets, in the same order: at most what it wants, and together at most `total` cores.
         Called for one kind of hardware after the other, only if more of its cores are wanted than there are."""
         ...
 

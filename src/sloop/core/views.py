@@ -528,7 +528,7 @@ class CoreDemand(Struct, frozen=True):
     weight: float = 1.0
 
 
-class Contender(CoreDemand, frozen=True, kw_only=True):
+class Claimant(CoreDemand, frozen=True, kw_only=True):
     """A demand that is to be cut, as divide policies see it: with all that the application's own policies know."""
 
     view: ClusterView
@@ -539,8 +539,8 @@ class Contender(CoreDemand, frozen=True, kw_only=True):
     takes as long as a plan does, and leaves nothing behind."""
 
 
-class Share(Struct, frozen=True):
-    """What a divide policy gives a contender."""
+class CoreShare(Struct, frozen=True):
+    """What a divide policy gives a claimant."""
 
     cores: float
     """At most what it wants."""

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal
 
 from sloop.core.protocols import Divide
-from sloop.core.views import CoreDemand, Share
+from sloop.core.views import CoreDemand, CoreShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MaxMin(Divide):
     """Whether replicas on a machine of its own may use cores that others have reserved or nobody has, while they are
     idle."""
 
-    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
         return _shares(_filled(total, [demand.cores for demand in demands], [demand.weight for demand in demands]))
 
 
@@ -43,7 +43,7 @@ class Proportional(Divide):
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
-    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
         wanted = [demand.cores for demand in demands]
         return _shares(_filled(total, wanted, [demand.cores * demand.weight for demand in demands]))
 
@@ -58,7 +58,7 @@ class Priority(Divide):
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
-    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[Share]:
+    def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
         found = [0.0] * len(demands)
         order = sorted(range(len(demands)), key=lambda index: -demands[index].weight)
         for _, group in groupby(order, key=lambda index: demands[index].weight):
@@ -70,8 +70,8 @@ class Priority(Divide):
         return _shares(found)
 
 
-def _shares(cores: Sequence[float]) -> list[Share]:
-    return [Share(each) for each in cores]
+def _shares(cores: Sequence[float]) -> list[CoreShare]:
+    return [CoreShare(each) for each in cores]
 
 
 def _filled(total: float, wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
