@@ -575,7 +575,8 @@ class ControlPath:
         for key, plan in plans.items():
             application = self._applications[key]
             before, application.plan = application.plan, plan
-            application.state.shed_requests(plan.shed)
+            if plan.shed != application.state.shed:
+                application.state.shed_requests(plan.shed)
             if before is not None and plan.same_target(before):
                 if (before.feasible, before.gave_up, before.shed) != (plan.feasible, plan.gave_up, plan.shed):
                     out.append(actions.Decided("kept", plan.why, plan=plan, application=key))
