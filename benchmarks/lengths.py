@@ -47,6 +47,8 @@ DRAWN: Final = 2_000
 TIMED: Final = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 TIMES: Final = 7
 FACTOR: Final = 4.0
+TRITON_WAIT_MS: Final = "0.1"
+"""What Triton's guide on its batcher begins with."""
 LOADS: Final = (0.7, 1.4)
 """Times what the core can serve one by one."""
 SYSTEMS: Final = {
@@ -225,7 +227,7 @@ def with_triton(batch_max: int, folder: Path, model: Path, slo_ms: float) -> Ite
     settings = {
         "ENCODER": str(model),
         "BATCH_MAX": str(batch_max),
-        "WAIT_MS": str(triton.WAIT_MS),
+        "WAIT_MS": TRITON_WAIT_MS,
         "TIMEOUT_MS": str((1 - 1 / FACTOR) * slo_ms),
         "PORT": str(port),
         "METRICS_PORT": str(free_port()),

@@ -34,7 +34,8 @@ IMAGES: Final = (
 CLOSED_ABOUT: Final = """\
 A small model (16 → 64 → 8), a closed loop. JSON unless it says binary: sloop, Triton and MLServer read and write the
 Open Inference Protocol, the others a bare `{"x": [...]}`, which is shorter. CPU is that of the server's whole process
-tree, memory the sum of its processes' proportional shares (PSS) at the end of a run, the largest of them."""
+tree, memory the sum of its processes' proportional shares (PSS) at the end of a run, the largest of them. Each server
+runs with each of its settings, and the one with the most answers counts in each table."""
 OPEN_ABOUT: Final = f"""\
 Real architectures on images small enough for two cores, an open loop: the arrival instants are the same for every
 server, requests go out when due and carry the tensor as each server takes bytes best. One worker with one thread each.
@@ -78,6 +79,7 @@ def closed_loop(folder: Path, peers: list[Peer], given: Namespace) -> None:
             f"{plan.batch_max}, one worker with one thread.",
             closed.settings(peers),
             closed.tables(found, plan, FIRST),
+            closed.sweep(found, plan),
             closed.orders(found, plan),
         ]
     )
@@ -105,6 +107,7 @@ def bytes_moved(folder: Path, peers: list[Peer], given: Namespace) -> None:
             f"{plan.batch_max}.",
             closed.settings(peers),
             closed.tables(found, plan, f"{FIRST}, binary"),
+            closed.sweep(found, plan),
             closed.orders(found, plan),
         ]
     )

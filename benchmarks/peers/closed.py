@@ -39,6 +39,7 @@ class Sample(Struct, frozen=True):
     """The result of one closed loop."""
 
     label: str
+    tuning: str
     connections: int
     rps: float
     p50_ms: float
@@ -54,43 +55,61 @@ class ClosedLoopResults(Struct, frozen=True):
     """The results of a comparison."""
 
     samples: list[Sample]
-    failed: dict[str, str]
-    """By label, why there are no samples."""
+    failed: dict[tuple[str, str], str]
+    """By label and tuning, why there are no samples."""
 
     def labels(self) -> list[str]:
         return list(dict.fromkeys(sample.label for sample in self.samples))
 
+    def tried(self, name: str, connections: int) -> dict[str, list[Sample]]:
+        """By tuning, the samples of all rounds."""
+        found: dict[str, list[Sample]] = {}
+        for one in self.samples:
+            if one.label == name and one.connections == connections:
+                found.setdefault(one.tuning, []).append(one)
+        return found
+
     def of(self, name: str, connections: int) -> list[Sample]:
-        return [one for one in self.samples if one.label == name and one.connections == connections]
+        """Those with the tuning that answers the most requests, by the median of all rounds."""
+        return max(self.tried(name, connections).values(), key=median_rps, default=[])
 
     def rps(self, name: str, connections: int) -> float | None:
-        """The median throughput of all rounds."""
-        rates = [one.rps for one in self.of(name, connections)]
-        return median(rates) if rates else None
+        """The median throughput of all rounds, with the best tuning."""
+        samples = self.of(name, connections)
+        return median_rps(samples) if samples else None
+
+
+def median_rps(samples: Sequence[Sample]) -> float:
+    return median(one.rps for one in samples)
 
 
 def compare(plan: Plan, peers: Iterable[Peer]) -> ClosedLoopResults:
-    """Measure all peers in all encodings with all numbers of connections, in each round."""
+    """Measure all peers with each of their tunings, in all encodings with all numbers of connections, in each round."""
     found = ClosedLoopResults([], {})
-    rows = [(peer, encoding) for encoding in plan.encodings for peer in peers if encoding in peer.encodings]
+    rows = [
+        (peer, encoding, tuning)
+        for encoding in plan.encodings
+        for peer in peers
+        if encoding in peer.encodings
+        for tuning in peer.tunings
+    ]
     for number in range(plan.rounds):
-        for peer, encoding in rows:
+        for peer, encoding, tuning in rows:
             name = label(peer, encoding)
-            if name in found.failed:
+            if (name, tuning) in found.failed:
                 continue
-            case = Case(
-                plan.model, encoding, plan.batch_max, SLO_MS, plan.folder / name.replace(", ", "-").replace(" ", "-")
-            )
-            say(f"{plan.model.path.stem}, round {number + 1} of {plan.rounds}: {name}")
+            folder = plan.folder / re.sub(r"[^a-z0-9]+", "-", f"{name} {tuning}".lower())
+            case = Case(plan.model, encoding, plan.batch_max, SLO_MS, folder, peer.tunings[tuning])
+            say(f"{plan.model.path.stem}, round {number + 1} of {plan.rounds}: {name}, {tuning}")
             try:
-                found.samples.extend(_samples(plan, peer, case, name))
+                found.samples.extend(_samples(plan, peer, case, name, tuning))
             except PeerFailed as error:
-                say(f"{name}: {error}")
-                found.failed[name] = str(error)
+                say(f"{name}, {tuning}: {error}")
+                found.failed[name, tuning] = str(error)
     return found
 
 
-def _samples(plan: Plan, peer: Peer, case: Case, name: str) -> list[Sample]:
+def _samples(plan: Plan, peer: Peer, case: Case, name: str, tuning: str) -> list[Sample]:
     samples: list[Sample] = []
     with serving(peer, case, plan.seed) as served:
         port, tree = served.server.port, served.server.tree
@@ -102,9 +121,8 @@ def _samples(plan: Plan, peer: Peer, case: Case, name: str) -> list[Sample]:
             if not loop.answers:
                 raise PeerFailed(f"no answer at {connections} connections, {loop.wrong} wrong")
             cpu_s = (after.cpu_s - before.cpu_s) / loop.answers * 1000
-            samples.append(
-                Sample(name, connections, loop.rps, loop.p50_ms, loop.p99_ms, cpu_s, after.memory_bytes, loop.wrong)
-            )
+            seen = (loop.rps, loop.p50_ms, loop.p99_ms, cpu_s, after.memory_bytes, loop.wrong)
+            samples.append(Sample(name, tuning, connections, *seen))
     return samples
 
 
@@ -119,25 +137,51 @@ def _count(connections: int) -> str:
 
 def _table(found: ClosedLoopResults, connections: int, first: str) -> str:
     base = found.rps(first, connections)
-    columns = ("server", "answers/s", f"over {first}", "p50 ms", "p99 ms", "CPU s / 1,000", "memory MiB", "wrong")
+    columns = (
+        "server",
+        "its best setting",
+        "answers/s",
+        f"over {first}",
+        "p50 ms",
+        "p99 ms",
+        "CPU s / 1,000",
+        "memory MiB",
+        "wrong",
+    )
     rows: list[Sequence[object]] = []
     for name in found.labels():
         samples = found.of(name, connections)
         if not samples:
             continue
-        rps = median(one.rps for one in samples)
+        rps = median_rps(samples)
         spread = [round(one.rps) for one in samples]
         shown = f"{rps:,.0f}" if len(spread) == 1 else f"{rps:,.0f} ({min(spread):,}–{max(spread):,})"
         rows.append(
             (
-                *(name, shown, rps / base if base else None),
+                *(name, samples[0].tuning, shown, rps / base if base else None),
                 *(median(one.p50_ms for one in samples), median(one.p99_ms for one in samples)),
                 *(median(one.cpu_s for one in samples), max(one.memory_bytes for one in samples) / MEBI),
                 sum(one.wrong for one in samples),
             )
         )
-    rows.extend((name, why, *(None,) * (len(columns) - 2)) for name, why in found.failed.items())
     return table(columns, rows)
+
+
+def sweep(found: ClosedLoopResults, plan: Plan) -> str:
+    """What each server does with each of its tunings, and what failed."""
+    rows: list[Sequence[object]] = []
+    for name in found.labels():
+        by_count = {count: found.tried(name, count) for count in plan.connections}
+        for tuning in by_count[plan.connections[0]]:
+            rates = {count: median_rps(tried[tuning]) for count, tried in by_count.items()}
+            best = {count: rate == found.rps(name, count) for count, rate in rates.items()}
+            cells = (f"**{rate:,.0f}**" if best[count] else f"{rate:,.0f}" for count, rate in rates.items())
+            rows.append((name, tuning, *cells))
+    parts = ["Answers/s with each setting:", table(("server", "setting", *map(_count, plan.connections)), rows)]
+    if found.failed:
+        failed = [(name, tuning, why) for (name, tuning), why in found.failed.items()]
+        parts.append(table(("did not serve", "setting", "its last words"), failed))
+    return "\n\n".join(parts)
 
 
 def orders(found: ClosedLoopResults, plan: Plan) -> str:

@@ -177,10 +177,11 @@ def _played(
     plan: Plan, peer: Peer, trials: Sequence[Trial], settings: Mapping[str, Limits], number: int, found: OpenLoopResults
 ) -> Iterator[Run]:
     """Run all loads of each setting on one server with that setting."""
+    tuning = next(iter(peer.tunings.values()))
     for name in dict.fromkeys(trial[0] for trial in trials):
         words = re.sub(r"[^a-z0-9]+", "-", f"{plan.model.path.stem} {peer.name} {name}".lower())
         folder = plan.folder / peer.environment.name / words.strip("-")
-        case = Case(plan.model, Encoding.BINARY, plan.batch_max, plan.slo_ms, folder, settings[name])
+        case = Case(plan.model, Encoding.BINARY, plan.batch_max, plan.slo_ms, folder, tuning, settings[name])
         say(f"{plan.title}, round {number + 1} of {plan.rounds}: {peer.name}, {name}")
         try:
             with serving(peer, case, plan.seed) as served:

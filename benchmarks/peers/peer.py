@@ -16,6 +16,10 @@ SETTINGS: Final = "PEER_SETTINGS"
 
 Limits = Mapping[str, float]
 """Settings of an admission limit, under the peer's own names; empty for none."""
+Tuning = Mapping[str, str]
+"""Settings of batches and processes, under names of the peer's program."""
+ONE_BY_ONE: Final[Tuning] = {"batches": "none"}
+"""Of a server that forms no batches."""
 
 
 class PeerFailed(Exception):
@@ -58,8 +62,15 @@ class Case(Struct, frozen=True):
     slo_ms: float
     folder: Path
     """For what a server writes."""
+    tuning: Tuning
+    """One of the peer's `tunings`."""
     limits: Limits = {}
     """Of admission, as one of the peer's `limits` gives them."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """In the largest batch that the server forms."""
+        return 1 if ONE_BY_ONE.items() <= self.tuning.items() else self.batch_max
 
 
 class Settings(Struct, frozen=True):
@@ -76,6 +87,7 @@ class Settings(Struct, frozen=True):
     folder: str
     limits: Limits
     options: Mapping[str, str]
+    """The case's tuning, and what else the program has to know."""
 
 
 class Launch(Struct, frozen=True):
@@ -118,6 +130,11 @@ class Peer(Protocol):
         """The important settings, as text for the page."""
         ...
 
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        """Settings to try in closed loops, by what the tables call them; under deadlines it has the first."""
+        ...
+
     def launch(self, case: Case, python: Path, port: int) -> Launch:
         """How to start the server; may write files to the case's folder."""
         ...
@@ -149,10 +166,10 @@ def settings_of(case: Case, port: int, options: Mapping[str, str]) -> dict[str, 
         row=model.row,
         answer=model.answer,
         encoding=case.encoding,
-        batch_max=case.batch_max,
+        batch_max=case.rows_at_once,
         port=port,
         folder=str(case.folder.absolute()),
         limits=case.limits,
-        options=options,
+        options={**case.tuning, **options},
     )
     return {SETTINGS: json.encode(settings).decode()}

@@ -10,7 +10,7 @@ from passes import IS_BINARY, SETTINGS, Passes, row_of
 
 LIMITS = {name: int(value) for name, value in SETTINGS.limits.items()}
 LATENCY = {"max_latency_ms": LIMITS.pop("max_latency_ms")} if "max_latency_ms" in LIMITS else {}
-BATCHES = {"batchable": True, "max_batch_size": SETTINGS.batch_max, **LATENCY}
+BATCHES = {"batchable": True, "max_batch_size": SETTINGS.batch_max, **LATENCY} if SETTINGS.batch_max > 1 else {}
 Tensor = Annotated[np.ndarray, DType("float32")]
 
 

@@ -18,8 +18,8 @@ class Inference(litserve.LitAPI):
     def batch(self, inputs):
         return np.stack(inputs)
 
-    def predict(self, batch):
-        return self._passes.run(batch)
+    def predict(self, given):
+        return self._passes.run(given) if SETTINGS.batch_max > 1 else self._passes.run(given[np.newaxis])[0]
 
     def unbatch(self, output):
         return list(output)
@@ -31,6 +31,8 @@ class Inference(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    api = Inference(max_batch_size=SETTINGS.batch_max, batch_timeout=float(SETTINGS.options["wait_ms"]) / 1e3)
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1)
+    wait_s = float(SETTINGS.options.get("wait_s", 0.0))
+    api = Inference(max_batch_size=SETTINGS.batch_max, batch_timeout=wait_s)
+    is_fast = SETTINGS.options.get("queue") == "fast"
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=is_fast)
     server.run(host="127.0.0.1", port=SETTINGS.port, generate_client_file=False, log_level="warning")

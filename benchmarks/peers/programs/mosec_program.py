@@ -23,7 +23,7 @@ class Inference(Worker):
         def serialize(self, data):
             return data.tobytes()
 
-        def forward(self, data):
+        def answers(self, data):
             return list(self._passes.run(np.stack(data)))
 
     else:
@@ -35,14 +35,16 @@ class Inference(Worker):
             def serialize(self, data):
                 return json.encode(data)
 
-        def forward(self, data):
+        def answers(self, data):
             batch = np.array([entry["x"] for entry in data], dtype=np.float32)
             return [{"y": row.tolist()} for row in self._passes.run(batch)]
+
+    def forward(self, data):
+        return self.answers(data) if SETTINGS.batch_max > 1 else self.answers([data])[0]
 
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(
-        Inference, num=1, max_batch_size=SETTINGS.batch_max, max_wait_time=int(SETTINGS.options["wait_ms"])
-    )
+    wait_ms = int(SETTINGS.options.get("wait_ms", 0))
+    server.append_worker(Inference, num=1, max_batch_size=SETTINGS.batch_max, max_wait_time=wait_ms)
     server.run()

@@ -16,9 +16,16 @@ class Inference:
     def __init__(self):
         self._passes = Passes()
 
-    @serve.batch(max_batch_size=SETTINGS.batch_max, batch_wait_timeout_s=float(SETTINGS.options["wait_ms"]) / 1e3)
-    async def predict(self, rows):
-        return list(self._passes.run(np.stack(rows)))
+    if SETTINGS.batch_max > 1:
+
+        @serve.batch(max_batch_size=SETTINGS.batch_max, batch_wait_timeout_s=float(SETTINGS.options["wait_s"]))
+        async def predict(self, rows):
+            return list(self._passes.run(np.stack(rows)))
+
+    else:
+
+        async def predict(self, row):
+            return self._passes.run(row[np.newaxis])[0]
 
     async def __call__(self, request):
         if IS_BINARY:

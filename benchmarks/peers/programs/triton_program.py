@@ -37,7 +37,7 @@ if __name__ == "__main__":
             config=ModelConfig(
                 max_batch_size=SETTINGS.batch_max,
                 batcher=DynamicBatcher(
-                    max_queue_delay_microseconds=int(float(SETTINGS.options["wait_ms"]) * 1e3),
+                    max_queue_delay_microseconds=int(SETTINGS.options["wait_us"]),
                     default_queue_policy=policy(),
                 ),
             ),

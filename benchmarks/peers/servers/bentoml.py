@@ -12,8 +12,20 @@ from typing import Final
 from msgspec import structs
 
 from benchmarks.peers.bodies import plain_json, uploaded
-from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.peer import (
+    ONE_BY_ONE,
+    PROGRAMS,
+    Ask,
+    Case,
+    Encoding,
+    Environment,
+    Launch,
+    Limits,
+    Tuning,
+    program,
+)
 
+TUNINGS: Final[Mapping[str, Tuning]] = {"waits as it learns": {}, "one by one": ONE_BY_ONE}
 CONCURRENCY: Final = "max_concurrency"
 LATENCY: Final = "max_latency_ms"
 ENVIRONMENT: Final = Environment("bentoml", ("bentoml==1.4.39", "onnxruntime==1.31.1"))
@@ -27,7 +39,11 @@ class BentoML:
 
     @property
     def how(self) -> str:
-        return "`workers=1`, `batchable=True`, waits as its batcher learns; binary: the tensor as an uploaded file"
+        return "`workers=1`, `batchable`; binary: the tensor as an uploaded file"
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return TUNINGS
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
         made = program("bentoml_program.py", case, python, port, "/readyz")

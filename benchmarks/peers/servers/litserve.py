@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.bodies import plain_json, uploaded
-from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.peer import ONE_BY_ONE, Ask, Case, Encoding, Environment, Launch, Limits, Tuning, program
 
-WAIT_MS: Final = 1
+TUNINGS: Final[Mapping[str, Tuning]] = {
+    "waits 1 ms": {"wait_s": "0.001"},
+    "waits 1 ms, fast queue": {"wait_s": "0.001", "queue": "fast"},
+    "one by one, fast queue": {**ONE_BY_ONE, "queue": "fast"},
+}
 PACKAGES: Final = ("litserve==0.2.19", "python-multipart==0.0.34", "onnxruntime==1.31.1")
 """The second for uploaded files."""
 ENVIRONMENT: Final = Environment("litserve", PACKAGES)
@@ -22,10 +26,14 @@ class LitServe:
 
     @property
     def how(self) -> str:
-        return f"one worker, `batch_timeout={WAIT_MS / 1e3:g}` s; binary: the tensor as an uploaded file"
+        return "one worker, `batch_timeout`, `fast_queue`; binary: the tensor as an uploaded file"
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return TUNINGS
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
-        return program("litserve_program.py", case, python, port, "/health", wait_ms=str(WAIT_MS))
+        return program("litserve_program.py", case, python, port, "/health")
 
     def ask(self, case: Case, row: bytes) -> Ask:
         if case.encoding is Encoding.BINARY:

@@ -13,10 +13,26 @@ import msgspec
 from msgspec import structs
 
 from benchmarks.peers.bodies import oip, oip_base64
-from benchmarks.peers.peer import PROGRAMS, Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.peer import (
+    ONE_BY_ONE,
+    PROGRAMS,
+    Ask,
+    Case,
+    Encoding,
+    Environment,
+    Launch,
+    Limits,
+    Tuning,
+    program,
+)
 from benchmarks.peers.processes import free_port
 
-WAIT_MS: Final = 1
+TUNINGS: Final[Mapping[str, Tuning]] = {
+    "one worker, waits 1 ms": {"workers": "1"},
+    "in the server's process, waits 1 ms": {"workers": "0"},
+    "in the server's process, one by one": {**ONE_BY_ONE, "workers": "0"},
+}
+WAIT_S: Final = 0.001
 ENVIRONMENT: Final = Environment("mlserver", ("mlserver==1.7.1", "uvloop==0.21.0", "onnxruntime==1.31.1"))
 
 
@@ -28,7 +44,11 @@ class MLServer:
 
     @property
     def how(self) -> str:
-        return f"`parallel_workers=1`, `max_batch_time={WAIT_MS / 1e3:g}` s; binary: base64 in JSON"
+        return f"`parallel_workers`, `max_batch_time={WAIT_S:g}` s; binary: base64 in JSON"
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return TUNINGS
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
         folder = case.folder.absolute() / "mlserver"
@@ -38,14 +58,14 @@ class MLServer:
             "http_port": port,
             "grpc_port": free_port(),
             "metrics_port": free_port(),
-            "parallel_workers": 1,
+            "parallel_workers": int(case.tuning["workers"]),
             "debug": False,
         }
         model = {
             "name": "model",
             "implementation": "mlserver_program.Inference",
-            "max_batch_size": case.batch_max,
-            "max_batch_time": WAIT_MS / 1e3,
+            "max_batch_size": case.rows_at_once,
+            "max_batch_time": WAIT_S,
         }
         (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
         (folder / "model-settings.json").write_bytes(msgspec.json.encode(model))

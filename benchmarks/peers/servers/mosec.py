@@ -11,12 +11,16 @@ from typing import Final, Literal
 from msgspec import structs
 
 from benchmarks.peers.bodies import plain_json, raw
-from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.peer import ONE_BY_ONE, Ask, Case, Encoding, Environment, Launch, Limits, Tuning, program
 
 CAPACITY: Final = "capacity"
 TIMEOUT: Final = "timeout"
-WAIT_MS: Final = 1
-"""The least that it takes for `max_wait_time`; its default, 10 ms, adds them to every request of a half-empty batch."""
+TUNINGS: Final[Mapping[str, Tuning]] = {
+    "waits 1 ms": {"wait_ms": "1"},
+    "waits 10 ms": {"wait_ms": "10"},
+    "one by one": ONE_BY_ONE,
+}
+"""The least that it takes for `max_wait_time`, and its default, which a half-empty batch waits."""
 ENVIRONMENT: Final = Environment("mosec", ("mosec==0.9.8", "msgspec==0.22.0", "onnxruntime==1.31.1"))
 
 
@@ -32,10 +36,14 @@ class Mosec:
     @property
     def how(self) -> str:
         by = "msgspec's JSON in `serialize`/`deserialize`" if self.serializer == "msgspec" else "its default JSON"
-        return f"one worker, `max_wait_time={WAIT_MS}` ms; {by}; binary: the raw tensor is the body"
+        return f"one worker, `max_wait_time`; {by}; binary: the raw tensor is the body"
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return TUNINGS
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
-        made = program("mosec_program.py", case, python, port, "/", serializer=self.serializer, wait_ms=str(WAIT_MS))
+        made = program("mosec_program.py", case, python, port, "/", serializer=self.serializer)
         flags = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
         for name, value in case.limits.items():
             flags += [f"--{name}", str(int(value))]

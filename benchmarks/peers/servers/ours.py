@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.notebook import say
 from benchmarks.peers.bodies import oip
 from benchmarks.peers.environments import last_line
-from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, PeerFailed
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, PeerFailed, Tuning
 from sloop.profile.profile import path_beside
 
 PROFILE_S_MAX: Final = 300.0
@@ -32,6 +32,10 @@ class Sloop:
             f"`sloop profile`, `system: {self.system}`, else its defaults (batches as its profile finds); "
             "deadlines, decisions and event log on; binary: the protocol's extension"
         )
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return {"none set by hand": {}}
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
         profiled(case, python)

@@ -14,13 +14,13 @@ from typing import Final
 from msgspec import structs
 
 from benchmarks.peers.bodies import oip
-from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, program
+from benchmarks.peers.peer import Ask, Case, Encoding, Environment, Launch, Limits, Tuning, program
 from benchmarks.peers.processes import free_port
 
 SIZE: Final = "max_queue_size"
 TIMEOUT: Final = "default_timeout_microseconds"
-WAIT_MS: Final = 0.1
-"""What Triton's guide on its batcher begins with."""
+TUNINGS: Final[Mapping[str, Tuning]] = {"waits 0.1 ms": {"wait_us": "100"}, "does not wait": {"wait_us": "0"}}
+"""What Triton's guide on its batcher begins with, and its default."""
 ENVIRONMENT: Final = Environment("triton", ("nvidia-pytriton==0.7.0", "onnxruntime==1.31.1"))
 
 
@@ -32,14 +32,15 @@ class Triton:
 
     @property
     def how(self) -> str:
-        return (
-            f"PyTriton, `DynamicBatcher(max_queue_delay_microseconds={WAIT_MS * 1e3:g})`; "
-            "binary: the protocol's extension"
-        )
+        return "PyTriton, `DynamicBatcher(max_queue_delay_microseconds)`; binary: the protocol's extension"
+
+    @property
+    def tunings(self) -> Mapping[str, Tuning]:
+        return TUNINGS
 
     def launch(self, case: Case, python: Path, port: int) -> Launch:
-        options = {"wait_ms": str(WAIT_MS), "metrics_port": str(free_port())}
-        made = program("triton_program.py", case, python, port, "/v2/models/model/ready", **options)
+        ports = {"metrics_port": str(free_port())}
+        made = program("triton_program.py", case, python, port, "/v2/models/model/ready", **ports)
         library = {"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR"))}
         return structs.replace(made, variables=dict(made.variables) | library)
 

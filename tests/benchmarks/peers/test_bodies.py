@@ -16,7 +16,7 @@ ANSWER = np.array([1, 2, 3], dtype=np.float32).tobytes()
 
 
 def case(encoding: Encoding) -> Case:
-    return Case(MODEL, encoding, 8, 100.0, Path())
+    return Case(MODEL, encoding, 8, 100.0, Path(), {})
 
 
 def test_open_inference_protocol() -> None:
