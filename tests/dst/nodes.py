@@ -357,6 +357,9 @@ class SimulatedProcess:
     def is_alive(self) -> bool:
         return not self.is_dead
 
+    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
+        self.on_frame, self.on_end = on_frame, on_end
+
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
         self._soon(self._take, kind, subject, b"".join(payload))
 

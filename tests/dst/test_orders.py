@@ -120,8 +120,8 @@ class Rig:
     def order(self, order: Order) -> list[Event]:
         """Give an order; returns what is reported before any time has passed."""
         before = len(self.events)
-        peers: Peers = {source: [] for source in self._sources()} if isinstance(order, Transfer) else {}
-        self.loop.run(self.node.order, order, peers)
+        peers: list[Peers] = [{source: [] for source in self._sources()}] if isinstance(order, Transfer) else []
+        self.loop.run(self.node.order, order, *peers)
         return self.events[before:]
 
     def _sources(self) -> list[str]:

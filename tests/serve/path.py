@@ -227,7 +227,7 @@ class Deciding:
         wanted = self._ends + count
         for port, frame in zip(self._ports, frames, strict=True):
             for record in self._decode(frame):
-                port.on_record(record)
+                port.acts[type(record)](record)
         while self._ends < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

@@ -58,11 +58,11 @@ def edge_within(driver: Driver, page_of: PageSource, arenas: Arenas) -> tuple[Ed
     """An edge in this process, which has not started, and its port: what a process does, without frames."""
 
     def tell(record: ToEdge) -> None:
-        server.on_record(record)
+        server.acts[type(record)](record)
 
     port = EdgePort(driver, page_of, arenas, tell)
     arena = Arena(port.arena.number, port.arena.fd)
-    server = EdgeServer(EDGE, port.on_record, arena, os.getpid())
+    server = EdgeServer(EDGE, lambda record: port.acts[type(record)](record), arena, os.getpid())
     return port, server
 
 

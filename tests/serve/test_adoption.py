@@ -602,9 +602,9 @@ def test_a_block_is_freed_once() -> None:
     async def scene() -> None:
         session = module.AgentSession(AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
         with pytest.raises(ProtocolError, match="is free already"):
-            session.on_record(Free(Address(4 << 48, 0, 1)))
+            session.acts[Free](Free(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):
-            session.on_record(NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
+            session.acts[NodeOrder](NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
         await session.close()
 
     play(scene)

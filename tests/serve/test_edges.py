@@ -71,7 +71,7 @@ def test_a_taken_port_is_refused_also_if_edges_would_share_it() -> None:
 def test_records_of_one_turn_are_one_frame() -> None:
     async def main() -> None:
         ours, theirs = socket_pair()
-        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, lambda _: None, lambda _: None)
+        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, lambda _: None)
         for number in range(3):
             link.send(Submit(number, "demo", b"x", 7))
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ def test_an_edge_that_sends_something_else_is_given_up(payload: bytes) -> None:
     async def main() -> None:
         ours, theirs = socket_pair()
         ends: list[str] = []
-        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, lambda _: None, ends.append)
+        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, ends.append)
         with theirs:
             ProcessChannel(theirs).send(FrameKind.RECORDS, payload=[payload])
             async with asyncio.timeout(5):
@@ -116,7 +116,7 @@ def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
         settings = EdgeSettings(ServerLimits(body_bytes=16 << 20, bytes=64 << 20, json_body_bytes=9 << 20, requests=8))
         edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
         wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
-        edge.on_record(msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
+        edge.acts[OfferModel](msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
         assert isinstance(edge.port, HttpServer)
         edge.port.intake.start(asyncio.get_running_loop())
         numbers = b",".join([b"123"] * (2 << 20))
@@ -176,20 +176,20 @@ def scene() -> Iterator[Scene]:
 
 def test_an_edge_names_its_own_blocks_and_releases_what_it_was_given(scene: Scene) -> None:
     with pytest.raises(ProtocolError, match="not in the arena of this edge"):
-        scene.port.on_record(Submit(1, "demo", scene.block_of(scene.other), 7))
+        scene.port.acts[Submit](Submit(1, "demo", scene.block_of(scene.other), 7))
     answer = Address(5 << 48, 0, 100)
     with pytest.raises(ProtocolError, match="was not handed to this edge"):
-        scene.port.on_record(Free(answer))
+        scene.port.acts[Free](Free(answer))
     assert not scene.requests
     own = scene.block_of(scene.port)
-    scene.port.on_record(Submit(1, "demo", own, 7))
+    scene.port.acts[Submit](Submit(1, "demo", own, 7))
     assert scene.requests == {1: own}
     scene.port.on_end(RequestEnded(1, Outcome.SERVED, "1", [answer]))
-    scene.port.on_record(Cancel(1))  # it has crossed the end
-    scene.port.on_record(Free(answer))
+    scene.port.acts[Cancel](Cancel(1))  # it has crossed the end
+    scene.port.acts[Free](Free(answer))
     assert not scene.cancelled
     with pytest.raises(ProtocolError, match="was not handed to this edge"):
-        scene.port.on_record(Free(answer))
+        scene.port.acts[Free](Free(answer))
 
 
 def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> None:
@@ -197,7 +197,7 @@ def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> Non
     scene.arenas.add_holder(5, freed.append)
     early, late = Address(5 << 48, 0, 100), Address(5 << 48, 4096, 100)
     for number in (1, 2):
-        scene.port.on_record(Submit(number, "demo", b"x", 7))
+        scene.port.acts[Submit](Submit(number, "demo", b"x", 7))
     scene.port.on_end(RequestEnded(1, Outcome.SERVED, "1", [early]))
     told = len(scene.told)
     scene.port.lose()
@@ -214,13 +214,13 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
             edges = Edges(nobody, no_page, here.arenas, settings, sockets, Path())
         edges.slots[0].port = port = here.port
         for number in (1, 2, 3):
-            port.on_record(Submit(number, "demo", b"x", 7))
+            port.acts[Submit](Submit(number, "demo", b"x", 7))
         port.on_end(RequestEnded(1, Outcome.SERVED, "1", [there]))
         port.on_end(RequestEnded(2, Outcome.SERVED, "1", [b"small"]))
         delivering = asyncio.create_task(edges.delivered())
         await asyncio.sleep(0.05)
         assert not delivering.done()
-        port.on_record(Free(there))
+        port.acts[Free](Free(there))
         await asyncio.wait_for(delivering, 5)
         port.on_end(RequestEnded(3, Outcome.SERVED, "1", [there]))
         monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)

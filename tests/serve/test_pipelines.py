@@ -483,13 +483,14 @@ def note_passed(*nodes: LiveNode) -> list[tuple[ReplicaId, int]]:
     passed: list[tuple[ReplicaId, int]] = []
     for number, worker in [pair for node in nodes for pair in node.workers.items()]:
         assert worker.process is not None
+        reader = worker.process.link._reader
 
-        def on_frame(frame: Frame, number: ReplicaId = number, told: Any = worker.process.on_frame) -> None:
+        def on_frame(frame: Frame, number: ReplicaId = number, told: Any = reader.on_frame) -> None:
             if frame.kind is FrameKind.PASS:
                 passed.append((number, frame.subject))
             told(frame)
 
-        worker.process.on_frame = on_frame
+        reader.on_frame = on_frame
     return passed
 
 

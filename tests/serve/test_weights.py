@@ -1044,14 +1044,14 @@ class HeardSession(AgentSession):
         super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), ("127.0.0.1", 1), self._made)
         self._folder = folder
         taught = [(*key, servable) for key, servable in servables.items()]
-        self.on_record(LearnStages(taught, wirings_of(servables), 1))
+        self.acts[LearnStages](LearnStages(taught, wirings_of(servables), 1))
 
     def _made(self) -> WeightsCache:
         self.made.append(WeightsCache(self._folder, 10**9, patience=QUICK))
         return self.made[-1]
 
     def start(self, number: int, variant: str) -> None:
-        self.on_record(NodeOrder(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1)))))
+        self.acts[NodeOrder](NodeOrder(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1)))))
 
     def events(self, kind: type) -> list[Any]:
         return [each.event for each in self.said if isinstance(each.event, kind)]
@@ -1071,7 +1071,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         session = HeardSession(folder, servables)
         for number, variant in enumerate(("away", "away", "missing", "away")):
             session.start(number, variant)
-        session.on_record(NodeOrder(StopWorker(ReplicaId(3), "")))
+        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(3), "")))
         assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
         await until(lambda: len(session.events(WorkerReady)) == 2)
         steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
@@ -1086,7 +1086,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         with pytest.raises(MachineError, match="are in use"):
             cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
         for number in range(2):
-            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
+            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 3)
         cache.models.reserve(part, TransferState(), 10**9, "a model")
         assert not cache.models.models(), "nobody used it any more"
@@ -1122,11 +1122,11 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
         model = (await (await session.models._shared_cache()).fetch(ModelSource.of(url))).parent.parent
 
         def answers() -> None:
-            session.on_record(NodeOrder(StopWorker(ReplicaId(99), "")))
+            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(99), "")))
             assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(99)))
 
         with held(folder):
-            session.on_record(NodeOrder(Evict("one", WEIGHTS)))
+            session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
             await asyncio.sleep(0.2)
             answers()
             assert model.exists()
@@ -1134,10 +1134,10 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
             await asyncio.sleep(0.2)
         await until(lambda: len(store.asked("/m.bin")) == 2)
         await until(lambda: len(session.events(WorkerLost)) == 1)  # it is no model that a worker could load
-        session.on_record(NodeOrder(Evict("one", WEIGHTS)))
+        session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
         await until(lambda: not model.exists())
         path = await session.made[0].fetch(ModelSource.of(url), pin=True)
-        session.on_record(NodeOrder(Evict("one", WEIGHTS)))
+        session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
         await asyncio.sleep(0.2)
         with held(folder):
             session.made[0].release(path)  # as a worker that ends does
@@ -1175,7 +1175,7 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
             session.start(number, "v")
         await until(lambda: len(session.events(WorkerReady)) == 2)
         for number in range(2):
-            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
+            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 2)
         await session.close()
 
@@ -1214,7 +1214,7 @@ def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path
         collect(folder / IN_CACHE)
         assert entry.exists()
         for number in range(3):
-            session.on_record(NodeOrder(StopWorker(ReplicaId(number), "")))
+            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
         await until(lambda: len(session.events(WorkerStopped)) == 3)
         collect(folder / IN_CACHE)
         assert not entry.exists()

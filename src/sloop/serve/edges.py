@@ -23,6 +23,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -42,7 +43,6 @@ from sloop.serve.messages import (
     Close,
     DrainEdge,
     EdgeCounts,
-    EdgeHeartbeat,
     Free,
     FromEdge,
     Holders,
@@ -138,23 +138,19 @@ class EdgePort:
         self._answered: set[Address] = set()
         """Blocks of answers that the edge has not released."""
         self._is_lost = self.is_heard = False
-        """`is_heard`: whether it has said that it lives since that was last looked at."""
-        self._acts: dict[type, Callable[[Any], None]] = {
+        """`is_heard`: whether it has said anything since that was last looked at."""
+        self.acts: dict[type, Callable[[Any], None]] = {
             Submit: self._submit,
             Cancel: self._cancel,
             Free: self._release,
             Ask: self._ask,
-            EdgeHeartbeat: self._hear,
         }
+        """What is done with each record of the edge. It raises `ProtocolError` if that is impossible."""
 
     @property
     def is_fetching(self) -> bool:
         """Whether the edge has not yet got all answers that are in the memory of agents."""
         return any(block.holder for block in self._answered)
-
-    def on_record(self, record: FromEdge) -> None:
-        """Do what the edge says. Raises `ProtocolError` if it is impossible."""
-        self._acts[type(record)](record)
 
     def on_end(self, ended: RequestEnded) -> None:
         """See `sloop.serve.protocols.EdgeClient`."""
@@ -218,9 +214,6 @@ class EdgePort:
             raise ProtocolError(f"{record.block} was not handed to this edge")
         self._answered.remove(record.block)
         self._arenas.free(record.block)
-
-    def _hear(self, _record: EdgeHeartbeat) -> None:
-        self.is_heard = True
 
     def _ask(self, record: Ask) -> None:
         def answer(body: bytes) -> None:
@@ -447,11 +440,12 @@ class Edges:
             self._loop,
             ours,
             FromEdge,
-            lambda record: self._on_record(slot, port, record),
+            {},
             lambda why: self._on_end(slot, why),
-            self._driver.turns.note,
+            lambda began_ns: self._on_frame(slot, port, began_ns),
         )
         port = EdgePort(self._driver, self._page_of, self._arenas, link.send)
+        link.acts = {**port.acts, EdgeCounts: partial(setattr, slot, "counts")}
         settings = structs.replace(slot.settings, arena=port.arena.number)
         fds = (theirs.fileno(), slot.socket.fileno(), port.arena.fd)
         arguments = (*fds, os.getpid())
@@ -469,14 +463,13 @@ class Edges:
         slot.process, slot.link, slot.port, slot.counts = process, link, port, EdgeCounts()
         slot.silence.end()
 
-    def _on_record(self, slot: EdgeSlot, port: EdgePort, record: FromEdge) -> None:
-        if type(record) is EdgeCounts:
-            slot.counts = record
-            return
-        if type(record) is EdgeHeartbeat and not slot.is_ready:
+    def _on_frame(self, slot: EdgeSlot, port: EdgePort, began_ns: int) -> None:
+        """An edge has sent something, which it does when it accepts connections, and then every `HEARTBEAT_S`."""
+        self._driver.turns.note(began_ns)
+        port.is_heard = True
+        if not slot.is_ready and slot.port is port:
             slot.is_ready = True
             self._changed.set()
-        port.on_record(record)
 
     def _look_later(self) -> None:
         self._loop.call_later(LOOK_S, self._look, self._loop.time())

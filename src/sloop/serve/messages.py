@@ -334,11 +334,9 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
-class EdgeHeartbeat(Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """The edge accepts connections, and lives. Sent every `HEARTBEAT_S` (`sloop.serve.heartbeat`)."""
-
-
-FromEdge = Submit | Cancel | Free | Ask | EdgeCounts | EdgeHeartbeat
+FromEdge = Submit | Cancel | Free | Ask | EdgeCounts
+"""An edge sends its first record when it accepts connections, and a frame every `HEARTBEAT_S`
+(`sloop.serve.heartbeat`), also if it has nothing to say."""
 
 
 # From the deciding process to an edge

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import islice
 from struct import Struct as Layout
@@ -245,10 +245,11 @@ def _room(head: Head) -> memoryview:
 class ProcessLink:
     """The server's end of a child's socket, driven by the event loop.
 
-    `attach` begins to read. Its `on_frame` is called for every frame. `on_end` is called once, with the reason, when
-    the peer closes the socket or violates the format; after `close` neither is called. Bytes that the kernel does not
-    accept at once are kept and sent later. Nothing here bounds them: a worker gets one batch at a time; an edge gets
-    the ends of its open requests, each with at most one block of `INLINE_BYTES_MAX`, and is ended when it is silent.
+    `attach` begins to read; another call replaces whom it tells. Its `on_frame` is called for every frame. `on_end` is
+    called once, with the reason, when the peer closes the socket or violates the format; after `close` neither is
+    called. Bytes that the kernel does not accept at once are kept and sent later. Nothing here bounds them: a worker
+    gets one batch at a time; an edge gets the ends of its open requests, each with at most one block of
+    `INLINE_BYTES_MAX`, and is ended when it is silent.
     """
 
     def __init__(self, loop: "AbstractEventLoop", sock: socket.socket) -> None:
@@ -339,17 +340,18 @@ class ProcessLink:
         except ConnectionResetError:
             count = 0
         except OSError as error:
-            self._end(str(error))
+            self.fail(str(error))
             return
         if not count:
-            self._end(CLOSED)
+            self.fail(CLOSED)
             return
         try:
             self._reader.fill(count)
         except ProtocolError as error:
-            self._end(str(error))
+            self.fail(str(error))
 
-    def _end(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Close the socket, and report why."""
         if not self._closed:
             self.close()
             self._on_end(why)
@@ -375,10 +377,10 @@ class RecordLink:
     """Records in both directions, all those of one turn of the event loop in one frame: over a socket between an edge
     and the deciding process, or over a link to another machine.
 
-    `on_record` is called for each record that comes, of the types of the union `comes`. `on_end` is called once, with
-    the reason, when the peer closes the socket, violates the format, or sends what `on_record` refuses with a
-    `ProtocolError`; after `close` neither is called. `note_turn` is called after each frame, with the time at which its
-    handling began (`time.monotonic_ns`).
+    What comes is of the types of the union `comes`. `acts` has what is done with a record of each type that may come
+    now; it can be replaced. `on_end` is called once, with the reason, when the peer closes the socket, violates the
+    format, or sends what has no place now or is refused with a `ProtocolError`; after `close` neither is called.
+    `note_turn` is called after each frame, with the time at which its handling began (`time.monotonic_ns`).
     """
 
     def __init__(
@@ -386,11 +388,11 @@ class RecordLink:
         loop: "AbstractEventLoop",
         sock: socket.socket | FrameLink,
         comes: Any,  # noqa: ANN401  # a union is no type
-        on_record: Callable[[Any], None],
+        acts: Mapping[type, Callable[[Any], None]],
         on_end: Callable[[str], None],
         note_turn: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._loop, self._on_record, self._on_end = loop, on_record, on_end
+        self._loop, self.acts, self._on_end = loop, acts, on_end
         self._note_turn = note_turn
         self._decode = msgspec.msgpack.Decoder(list[comes]).decode
         self._encode = msgspec.msgpack.Encoder().encode
@@ -405,10 +407,9 @@ class RecordLink:
         self._waiting.append(record)
 
     def flush(self) -> None:
-        """Send all records now."""
+        """Send all records now. Without any, this only says that this end lives."""
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])
+        self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])
 
     def close(self) -> None:
         """Close the socket. May be called repeatedly."""
@@ -420,7 +421,10 @@ class RecordLink:
             if frame.kind is not FrameKind.RECORDS:
                 raise ProtocolError(f"a {frame.kind.name} frame instead of records")
             for record in self._decoded(frame.payload):
-                self._on_record(record)
+                act = self.acts.get(type(record))
+                if act is None:
+                    raise ProtocolError(f"{type(record).__name__} has no place now")
+                act(record)
         except ProtocolError as error:
             self._link.close()
             self._on_end(str(error))

@@ -383,7 +383,7 @@ class AgentSession:
         self.node.on_drained = self._on_drained
         self.node.on_difference = self._on_difference
         self.node.attach(self)
-        self._acts: dict[type, Callable[[Any], None]] = {
+        self.acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
             ForgetStages: lambda record: self.node.forget(record.stages),
             NodeOrder: self._obey,
@@ -393,6 +393,7 @@ class AgentSession:
             Free: self._free,
             Endpoints: self._set_endpoints,
         }
+        """What is done with each record of the deciding process."""
 
     def _connect(self, setup: AgentSetup, send: Callable[[FromAgent], None], blocks: BlockClient) -> None:
         """Use a new connection."""
@@ -451,13 +452,6 @@ class AgentSession:
         """The memory of a block of this machine. Raises `ValueError` if there is none."""
         return self._reader.read(block)
 
-    def on_record(self, record: ToAgent) -> None:
-        """Execute an order of the deciding process."""
-        act = self._acts.get(type(record))
-        if act is None:
-            raise ProtocolError(f"an agent that was set up was sent a {type(record).__name__}")
-        act(record)
-
     async def close(self) -> None:
         """Stop all workers without reports."""
         self._send = _drop
@@ -498,13 +492,15 @@ class AgentSession:
     # Workers
 
     def _obey(self, record: NodeOrder) -> None:
-        order = record.order
-        if isinstance(order, AdoptWorker):
-            self._adopt(order)
-            return
-        if isinstance(order, StartWorker) and (order.worker in self.node.workers or order.worker in self._unadopted):
-            raise ProtocolError(f"worker {order.worker} is started, which is there")
-        self.node.order(order, record.peers)
+        match record.order:
+            case AdoptWorker() as order:
+                self._adopt(order)
+            case StartWorker(worker) if worker in self.node.workers or worker in self._unadopted:
+                raise ProtocolError(f"worker {worker} is started, which is there")
+            case StartWorker() | Transfer() as order:
+                self.node.order(order, record.peers)
+            case order:
+                self.node.order(order)
 
     def _adopt(self, order: AdoptWorker) -> None:
         """A deciding process has adopted a kept worker. Its events since the offer are reported now."""
@@ -848,41 +844,35 @@ class Agent:
     async def _serve_over(self, link: NetworkLink, context: ssl.SSLContext | None) -> str:
         """Serve over one connection; returns why it has ended. `context` is for connections to others."""
         ended = asyncio.get_running_loop().create_future()
-        is_set_up = False
 
         def on_end(why: str) -> None:
             if not ended.done():
                 ended.set_result(why)
 
-        def on_record(record: ToAgent) -> None:
-            nonlocal is_set_up
-            if isinstance(record, Close):
-                self._is_over, self._refused = True, record.why
-                on_end(record.why)
-            elif isinstance(record, AgentSetup) and not is_set_up:
-                is_set_up = True
-                blocks = BlockClient(self._token, context)
-                if self._session is None:
-                    self._session = AgentSession(
-                        *(record, records.send, blocks, self._join, self._make_cache),
-                        spares_max=self._spares_max,
-                        name=self._name,
-                        around=self._around,
-                    )
-                else:
-                    self._session.resume(record, records.send, blocks)
-            elif is_set_up and not ended.done():
-                assert self._session is not None
-                self._session.on_record(record)
+        def close(record: Close) -> None:
+            self._is_over, self._refused, records.acts = True, record.why, {}
+            on_end(record.why)
+
+        def set_up(record: AgentSetup) -> None:
+            blocks = BlockClient(self._token, context)
+            if self._session is None:
+                self._session = AgentSession(
+                    *(record, records.send, blocks, self._join, self._make_cache),
+                    spares_max=self._spares_max,
+                    name=self._name,
+                    around=self._around,
+                )
             else:
-                raise ProtocolError(f"an agent was sent a {type(record).__name__} before its setup")
+                self._session.resume(record, records.send, blocks)
+            records.acts = {**self._session.acts, Close: close}
 
         def read(block: Address) -> memoryview:
             if self._session is None:
                 raise ValueError("this agent has no blocks yet")
             return self._session.read(block)
 
-        records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
+        acts: dict[type, Callable[[Any], None]] = {AgentSetup: set_up, Close: close}
+        records = RecordLink(asyncio.get_running_loop(), link, ToAgent, acts, on_end)
         server = BlockServer(read)
         files = FileServer(lambda: [] if self._session is None else self._session.models.caches)
         host = self._host or link.local_host

@@ -22,9 +22,10 @@ import time
 from asyncio import TimerHandle
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial, singledispatchmethod
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 import msgspec
 from msgspec import Struct, structs
@@ -69,7 +70,7 @@ from sloop.serve.network import (
 )
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
 from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
-from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
+from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights.peers import FileServer, KnownFile
 from sloop.serve.weights.sources import CONTENT, ModelSource
@@ -114,6 +115,9 @@ CHAIN_PEERS_MAX: Final = 8
 """The same in an ordered chain. There are more, so that an agent stays in the chain if several agents before it die."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
+
+IGNORING: Final = dict.fromkeys(get_args(FromAgent), lambda record: None)
+"""What is done with what an agent still says that is to end."""
 
 _log: Final = logging.getLogger("sloop.backend")
 
@@ -300,7 +304,6 @@ class AgentBackend(KnownStages):
         self._cut_files: dict[str, tuple[str, str]] = {}
         """By key of a block's source, its file and the checksum of its weights."""
         self._note_cuts()
-        self._listener: BackendListener | None = None
         self._has_begun = self._is_left = False
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
             WorkersKept: self._on_kept,
@@ -310,17 +313,6 @@ class AgentBackend(KnownStages):
             BatchRaised: self._on_raised,
             WorkerDiffers: self._on_differs,
             SparesReport: self._on_spares,
-        }
-        self._orders: dict[type, Callable[[Any], None]] = {
-            actions.StartWorker: self._start,
-            actions.StopWorker: self._stop,
-            actions.ResizeWorker: self._resize,
-            actions.AdoptWorker: self._adopt,
-            actions.Transfer: self._transfer,
-            actions.CancelTransfer: self._cancel_transfer,
-            actions.Evict: self._evict,
-            actions.AcquireNode: self._acquire,
-            actions.ReleaseNode: self._release,
         }
 
     @property
@@ -382,9 +374,6 @@ class AgentBackend(KnownStages):
         if self._has_begun and self._listener is not None:
             self._memory.write([name for name in self._nodes if self._has_joined(name)])
 
-    def attach(self, listener: BackendListener) -> None:
-        self._listener = listener
-
     def learn(
         self,
         servables: Mapping[tuple[str, str], Servable],
@@ -433,10 +422,12 @@ class AgentBackend(KnownStages):
         wanted = [self._nodes[name] for name in self._nodes if name in self._wanted]
         self._provider.want(wanted, self._join_at, self._memory.token)
 
+    @singledispatchmethod
     def order(self, order: actions.Order) -> None:
-        act: Callable[[Any], None] = self._orders[type(order)]
-        act(order)
+        """See `Backend`. The method for each type of order is registered for it."""
+        raise TypeError(f"no order to a node: {order}")
 
+    @order.register
     def _acquire(self, order: actions.AcquireNode) -> None:
         node = order.node
         self._wanted.add(node)
@@ -446,6 +437,7 @@ class AgentBackend(KnownStages):
         else:
             self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node)
 
+    @order.register
     def _release(self, order: actions.ReleaseNode) -> None:
         node = order.node
         self._cancel_acquiring(node)
@@ -468,6 +460,7 @@ class AgentBackend(KnownStages):
 
     # Replicas
 
+    @order.register
     def _transfer(self, order: actions.Transfer) -> None:
         servable = self._sent_by(order)
         sources = [] if servable is None else sources_of(servable, order.weights.layers)
@@ -512,6 +505,7 @@ class AgentBackend(KnownStages):
                     found.setdefault(source, []).append(placed.agent.hello.endpoint)
         return found
 
+    @order.register
     def _cancel_transfer(self, order: actions.CancelTransfer) -> None:
         agent = self._agents.get(order.node)
         if agent is not None and order.transfer in agent.receiving:
@@ -519,6 +513,7 @@ class AgentBackend(KnownStages):
             agent.given_up.add(order.transfer)
             agent.records.send(NodeOrder(order))
 
+    @order.register
     def _evict(self, order: actions.Evict) -> None:
         agent = self._agents.get(order.node)
         if agent is not None:
@@ -534,6 +529,7 @@ class AgentBackend(KnownStages):
                 found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
+    @order.register
     def _start(self, order: actions.StartWorker) -> None:
         if order.replica is not None:
             body = self._workers.get(order.replica)
@@ -559,6 +555,7 @@ class AgentBackend(KnownStages):
         self._workers[replica] = placed = _PlacedWorker(order, agent, pipeline=pipeline)
         agent.records.send(NodeOrder(order, self._peers_of(placed)))
 
+    @order.register
     def _adopt(self, order: actions.AdoptWorker) -> None:
         agent = self._agents.get(order.spec.node or "")
         if agent is None or agent.kept.pop(order.worker, None) is None:
@@ -567,6 +564,7 @@ class AgentBackend(KnownStages):
         self._workers[order.worker] = _PlacedWorker(actions.StartWorker(order.worker, order.spec), agent)
         agent.records.send(NodeOrder(order))
 
+    @order.register
     def _stop(self, order: actions.StopWorker) -> None:
         placed = self._workers.get(order.worker)
         if placed is not None:
@@ -574,6 +572,7 @@ class AgentBackend(KnownStages):
         else:
             self._report(events.WorkerStopped(order.worker))
 
+    @order.register
     def _resize(self, order: actions.ResizeWorker) -> None:
         placed = self._workers.get(order.worker)
         if placed is not None:  # else its loss has been reported
@@ -592,7 +591,8 @@ class AgentBackend(KnownStages):
         if not self._memory.is_kept or self._server is None:
             return
         await self._server.close()
-        self._listener, self._is_left = None, True
+        self._detach()
+        self._is_left = True
         for agent in list(self._agents.values()):
             agent.records.close()
             self._forget_agent(agent)
@@ -600,7 +600,7 @@ class AgentBackend(KnownStages):
     async def close(self) -> None:
         if self._has_begun and not self._is_left:
             self._memory.write([])
-        self._listener = None
+        self._detach()
         for timer in self._acquiring.values():
             timer.cancel()
         for agent in self._agents.values():
@@ -682,20 +682,14 @@ class AgentBackend(KnownStages):
             self._files.accept(link)
             return
         agent: _ConnectedAgent | None = None
-        has_introduced = False
 
-        def on_record(record: FromAgent) -> None:
-            nonlocal agent, has_introduced
-            if isinstance(record, AgentHello):
-                if has_introduced:
-                    raise ProtocolError("an agent introduces itself twice")
-                has_introduced = True
-                timer.cancel()
-                agent = self._welcome(record, records)
-            elif not has_introduced:
-                raise ProtocolError("an agent reports before it has introduced itself")
-            elif agent is not None and self._agents.get(agent.hello.name) is agent:  # else it is to end
-                self._acts[type(record)](agent, record)
+        def welcome(hello: AgentHello) -> None:
+            nonlocal agent
+            timer.cancel()
+            records.acts = IGNORING
+            agent = self._welcome(hello, records)
+            if agent is not None:
+                records.acts = {kind: partial(act, agent) for kind, act in self._acts.items()}
 
         def on_end(why: str) -> None:
             timer.cancel()
@@ -703,7 +697,7 @@ class AgentBackend(KnownStages):
                 self._on_end(agent, why)
 
         link.allow(RECORDS_BYTES_MAX)
-        records = RecordLink(self._loop, link, FromAgent, on_record, on_end)
+        records = RecordLink(self._loop, link, FromAgent, {AgentHello: welcome}, on_end)
         timer = self._loop.call_later(HELLO_S_MAX, records.close)
         link.keep_alive()
 
@@ -789,6 +783,7 @@ class AgentBackend(KnownStages):
         if agent.timer is not None:
             agent.timer.cancel()
         del self._agents[agent.hello.name]
+        agent.records.acts = IGNORING  # it is to end
         for chain in self._receivers.values():
             if agent in chain:
                 chain.remove(agent)
@@ -950,10 +945,6 @@ class AgentBackend(KnownStages):
         if placed.pipeline is None:
             raise ProtocolError(f"replica {record.replica} is no part of a model")
         placed.pipeline.on_drained(placed.order.place)
-
-    def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
-        if self._listener is not None:
-            self._listener.on_event(event)
 
 
 def _check_counts(event: events.Finished, visits: int, wiring: StageWiring | None) -> None:

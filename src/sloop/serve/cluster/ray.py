@@ -141,7 +141,7 @@ class RayNodes:
     def _start(self) -> None:
         ours, theirs = socket_pair()
         with theirs:
-            self._link = RecordLink(self._loop, ours, Joined, self._on_record, self._on_end)
+            self._link = RecordLink(self._loop, ours, Joined, {Joined: self._on_joined}, self._on_end)
             self._process = spawn("sloop.serve.cluster.ray", (theirs.fileno(), os.getpid()), [theirs.fileno()])
         self._send(Join(self._address))
 
@@ -149,7 +149,7 @@ class RayNodes:
         if self._link is not None:
             self._link.send(record)
 
-    def _on_record(self, record: Joined) -> None:
+    def _on_joined(self, record: Joined) -> None:
         if record.host:
             if not self._joined.done():
                 self._joined.set_result(record.host)
@@ -236,7 +236,12 @@ class RayProcess:
         self._loop = asyncio.get_running_loop()
         self._calls = ThreadPoolExecutor(CALLS_MAX, "ray")
         self.ended = asyncio.Event()
-        self._link = RecordLink(self._loop, sock, ToRay, self._on_record, lambda _: self.ended.set())
+        acts: dict[type, Callable[[Any], None]] = {
+            Join: lambda record: self._spawn(self._join(record.address)),
+            Want: self._on_want,
+            Close: lambda _: self._spawn(self._close()),
+        }
+        self._link = RecordLink(self._loop, sock, ToRay, acts, lambda _: self.ended.set())
         self._ray: Any = None
         self._ray_node = ""
         """The id of the node of Ray through which this process has joined."""
@@ -245,13 +250,8 @@ class RayProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    def _on_record(self, record: ToRay) -> None:
-        if isinstance(record, Join):
-            self._spawn(self._join(record.address))
-        elif isinstance(record, Want):
-            self._want = record
-        else:
-            self._spawn(self._close())
+    def _on_want(self, record: Want) -> None:
+        self._want = record
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         running = asyncio.create_task(coroutine)

@@ -36,7 +36,6 @@ from sloop.serve.messages import (
     Close,
     DrainEdge,
     EdgeCounts,
-    EdgeHeartbeat,
     Free,
     FromEdge,
     Holders,
@@ -163,10 +162,6 @@ class EdgeServer:
         if started is not None:
             await started
 
-    def on_record(self, record: ToEdge) -> None:
-        """Do what the deciding process says."""
-        self.acts[type(record)](record)
-
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
         await asyncio.sleep(LAST_READ_S)
@@ -225,12 +220,9 @@ class EdgeProcess:
         sock.setblocking(False)
         self._loop = loop
         self._ended = asyncio.Event()
-        self._link = RecordLink(loop, sock, ToEdge, self._on_record, self._on_end)
+        self._link = RecordLink(loop, sock, ToEdge, {}, self._on_end)
         self._server = EdgeServer(settings, self._link.send, arena, holder)
-        self._acts: Mapping[type, Callable[[Any], None]] = {
-            **self._server.acts,
-            Close: lambda _: self._ended.set(),
-        }
+        self._link.acts = {**self._server.acts, Close: lambda _: self._ended.set()}
 
     async def serve(self, port: socket.socket) -> None:
         """Serve until the deciding process says that it is over, or closes the socket."""
@@ -243,15 +235,12 @@ class EdgeProcess:
         self._link.flush()
         self._link.close()
 
-    def _on_record(self, record: ToEdge) -> None:
-        self._acts[type(record)](record)
-
     def _on_end(self, why: str) -> None:
         """The deciding process has gone: nothing can be answered any more."""
         os._exit(1)
 
     def _send_heartbeat(self) -> None:
-        self._link.send(EdgeHeartbeat())
+        self._link.flush()
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     def _count(self) -> None:

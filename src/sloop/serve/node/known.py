@@ -1,22 +1,23 @@
 """The models and stages of which a node knows."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import structs
 
 from sloop.errors import MachineError
+from sloop.events import Event
 from sloop.serve.copies import note_difference
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import encode
-from sloop.serve.protocols import CutModel, OnDifference, Servable
+from sloop.serve.protocols import BackendListener, CutModel, OnDifference, Servable
 from sloop.vocabulary import LayerSet, ModelWeights, ReplicaSpec
 
 
 class KnownStages:
-    """The models and stages whose replicas a backend may start; `sloop.serve.protocols.Backend` has what its methods
-    do."""
+    """The models and stages whose replicas a backend may start, and who hears of them; `sloop.serve.protocols.Backend`
+    has what its methods do."""
 
     def __init__(
         self, servables: Mapping[tuple[str, str], Servable], wirings: Mapping[str, StageWiring], threads_prepared: int
@@ -24,6 +25,15 @@ class KnownStages:
         self._servables, self._wirings = dict(servables), dict(wirings)
         self._threads_prepared = threads_prepared
         self.on_difference: OnDifference = lambda replica, stage, variant, why: None
+        self._listener: BackendListener | None = None
+        self._report: Callable[[Event], None] = _unheard
+
+    def attach(self, listener: BackendListener) -> None:
+        self._listener, self._report = listener, listener.on_event
+
+    def _detach(self) -> None:
+        """Report nothing from now on."""
+        self._listener, self._report = None, _unheard
 
     @property
     def stages(self) -> list[str]:
@@ -80,6 +90,10 @@ class KnownStages:
         ended = frozenset(stages)
         self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
         self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
+
+
+def _unheard(event: Event) -> None:
+    """Nobody is told."""
 
 
 def sources_of(servable: Servable, layers: LayerSet | None = None) -> list[str]:

@@ -11,6 +11,7 @@ import os
 from asyncio import Task
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from msgspec import structs
@@ -36,6 +37,7 @@ RECEPTIONS_MAX: Final = 1_000
 T = TypeVar("T")
 Peers = Mapping[str, Sequence[Endpoint]]
 """By source, the agents that have it or are fetching it, in the order in which to ask them."""
+NO_PEERS: Final[Peers] = MappingProxyType({})
 _log: Final = logging.getLogger("sloop.agent")
 
 

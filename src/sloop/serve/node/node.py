@@ -36,9 +36,8 @@ import time
 from asyncio import AbstractEventLoop, Future, Task, TimerHandle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import partial, singledispatchmethod
 from math import inf
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -65,7 +64,7 @@ from sloop.serve.messages import (
     encode,
 )
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
-from sloop.serve.node.models import HeldModel, NodeModels, Peers, why_not
+from sloop.serve.node.models import NO_PEERS, HeldModel, NodeModels, Peers, why_not
 from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.node.spares import SparePool
@@ -289,7 +288,6 @@ class LiveNode(KnownStages):
         with `connect_parts`, `run_part` and `complete_part`."""
         self.on_drained: Callable[[ReplicaId], None] = lambda part: None
         """Then also: called when nothing comes to a last part any more."""
-        self._listener: BackendListener | None = None
         self._watching: asyncio.Task[None] | None = None
         self._look_timer: TimerHandle | None = None
         self._done = decoder(BatchDone)
@@ -312,7 +310,7 @@ class LiveNode(KnownStages):
                 worker.process.link.send(FrameKind.ALONE)
 
     def attach(self, listener: BackendListener) -> None:
-        self._listener = listener
+        super().attach(listener)
         self.spares.start_later()
         self._look_later()
 
@@ -347,32 +345,43 @@ class LiveNode(KnownStages):
                 # All cores may be written in another way than a part of them.
                 self._actuate(worker, worker.cores, threads_of=worker.cores)
 
-    def order(self, order: actions.Order, peers: Peers = MappingProxyType({})) -> None:
-        """See `Backend`. All nodes are this machine, so they are there at once; `peers` are for `NodeModels`."""
-        match order:
-            case actions.StartWorker():
-                self._start(order, peers)
-            case actions.StopWorker():
-                self._stop(order.worker)
-            case actions.ResizeWorker():
-                self._resize(order.worker, order.cores)
-            case actions.AdoptWorker():
-                why = "workers of this machine have ended with the server that started them"
-                self._report(events.WorkerLost(order.worker, why))
-            case actions.AcquireNode():
-                self._report(events.NodeReady(self._nodes[order.node]))
-            case actions.ReleaseNode():
-                self._report(events.NodeReleased(order.node))
-            case actions.Transfer():
-                self._transfer(order, peers)
-            case actions.CancelTransfer() if self._models is not None:
-                self._models.cancel(order)
-            case actions.Evict() if self._models is not None:
-                models = self.with_weights(order.weights)
-                self._models.evict(dict.fromkeys(source for each in models for source in sources_of(each)))
+    @singledispatchmethod
+    def order(self, order: actions.Order) -> None:
+        """See `Backend`. The method for each type of order is registered for it."""
+        raise TypeError(f"no order to a node: {order}")
 
-    def _transfer(self, order: actions.Transfer, peers: Peers) -> None:
-        """Bring weights here, unless they are read where they are, and then to the parts that they complete."""
+    # Nodes are this machine, and there at once.
+
+    @order.register
+    def _acquire(self, order: actions.AcquireNode) -> None:
+        self._report(events.NodeReady(self._nodes[order.node]))
+
+    @order.register
+    def _release(self, order: actions.ReleaseNode) -> None:
+        self._report(events.NodeReleased(order.node))
+
+    @order.register
+    def _adopt(self, order: actions.AdoptWorker) -> None:
+        why = "workers of this machine have ended with the server that started them"
+        self._report(events.WorkerLost(order.worker, why))
+
+    # Models
+
+    @order.register
+    def _cancel_transfer(self, order: actions.CancelTransfer) -> None:
+        if self._models is not None:
+            self._models.cancel(order)
+
+    @order.register
+    def _evict(self, order: actions.Evict) -> None:
+        if self._models is not None:
+            models = self.with_weights(order.weights)
+            self._models.evict(dict.fromkeys(source for each in models for source in sources_of(each)))
+
+    @order.register
+    def _transfer(self, order: actions.Transfer, peers: Peers = NO_PEERS) -> None:
+        """Bring weights here, unless they are read where they are, and then to the parts that they complete. `peers`
+        are for `NodeModels`."""
         if self._models is None:
             for node in order.receivers:
                 self._report(events.Transferred(order.transfer, node))
@@ -384,7 +393,9 @@ class LiveNode(KnownStages):
 
     # From the order to start to the process
 
-    def _start(self, order: actions.StartWorker, peers: Peers) -> None:
+    @order.register
+    def _start(self, order: actions.StartWorker, peers: Peers = NO_PEERS) -> None:
+        """A worker is started here, wherever the order comes from. `peers` are for `NodeModels`."""
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
@@ -438,11 +449,11 @@ class LiveNode(KnownStages):
         worker.is_spare = spare is not None
         try:
             process = worker.process = spare or self._processes.start(worker.device)
-            process.on_frame, process.on_end = partial(self._on_frame, worker), partial(self._give_up, worker)
-            if isinstance(worker, NodeShadow):
-                self._set_up_shadow(worker, process)
-            else:
-                self._set_up(worker, process)
+            process.link.attach(partial(self._on_frame, worker), partial(self._give_up, worker))
+            setup = _shadow_setup(worker) if isinstance(worker, NodeShadow) else self._setup(worker)
+            # A spare one begins at once, and threads that it starts before it is limited might not be.
+            self._actuator.confine(process.pid, max(worker.pool_cores or worker.cores, START_CORES_MIN))
+            process.link.send(FrameKind.SETUP, payload=[encode(setup)])
         except (OSError, MachineError) as error:
             worker.is_spare = False
             self._give_up(worker, str(error))
@@ -469,9 +480,8 @@ class LiveNode(KnownStages):
             raise MachineError(f"{what}, but replicas get GPUs only on the machine of the server, without agents")
         return self._gpus.device_of(spec, worker.servable.device_bytes.get(spec.slot.hardware, 0))
 
-    def _set_up(self, worker: NodeWorker, process: WorkerProcess) -> None:
-        """Limit the cores of a process, and tell it what it serves: a spare one begins at once, and threads that it
-        starts before it is limited might not be."""
+    def _setup(self, worker: NodeWorker) -> StageSetup:
+        """What a process is told to serve."""
         spec, servable, section = worker.spec, worker.servable, worker.section
         if not spec.slot.is_capped and not spec.slot.accelerator:
             worker.pool_cores = self._pool_cores(worker)
@@ -481,7 +491,8 @@ class LiveNode(KnownStages):
         is_cut = section is not None or (
             servable.cut is not None and (servable.cut.for_shadows or self.on_passed is not None) and not worker.device
         )
-        setup = StageSetup(
+        worker.is_joining = batchable
+        return StageSetup(
             *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
             threads=Grant(cores).threads,
             prepared=self._threads_prepared,
@@ -499,9 +510,6 @@ class LiveNode(KnownStages):
             worker_bytes=servable.worker_bytes,
             padding=servable.padding if batchable else None,
         )
-        worker.is_joining = batchable
-        self._actuator.confine(process.pid, max(cores, START_CORES_MIN))
-        process.link.send(FrameKind.SETUP, payload=[encode(setup)])
 
     def _are_starting(self) -> bool:
         """Whether workers start, which need the cores."""
@@ -521,10 +529,11 @@ class LiveNode(KnownStages):
 
     # The end
 
-    def _stop(self, number: WorkerId) -> None:
-        worker = self.workers.get(number)
+    @order.register
+    def _stop(self, order: actions.StopWorker) -> None:
+        worker = self.workers.get(order.worker)
         if worker is None:
-            self._report(events.WorkerStopped(number))
+            self._report(events.WorkerStopped(order.worker))
             return
         reaction, worker.phase = REACTIONS[actions.StopWorker][worker.phase], WorkerPhase.STOPPING
         # The core counts the cores of a part as free that it stops because a batch hangs, wherever in the pipeline.
@@ -607,13 +616,13 @@ class LiveNode(KnownStages):
             self._report(events.WorkerLost(worker.number, worker.error.replace("\n", "; ")))  # a fix follows in a line
 
     async def close(self) -> None:
-        self._listener = None
+        self._detach()
         if self._look_timer is not None:
             self._look_timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
         for worker in list(self.workers):
-            self._stop(worker)
+            self._stop(actions.StopWorker(worker, "the server stops"))
         self.spares.close()
         await self._processes.until_gone(2 * STOP_S_MAX)
         self.spares.shutdown()
@@ -881,13 +890,6 @@ class LiveNode(KnownStages):
         self.spares.note_start()
         self._give_process(made, self.spares.take())
 
-    def _set_up_shadow(self, shadow: NodeShadow, process: WorkerProcess) -> None:
-        assert shadow.body.process is not None
-        blocks = {place: shadow.cut.blocks[place] for place in shadow.wanted.layers}
-        setup = ShadowSetup(shadow.spec.stage, blocks, shadow.body.process.pid, Grant(shadow.cores).threads)
-        self._actuator.confine(process.pid, max(shadow.cores, START_CORES_MIN))
-        process.link.send(FrameKind.SETUP, payload=[encode(setup)])
-
     def _on_shadow_step(self, shadow: NodeShadow, frame: Frame) -> None:
         """A shadow loads its blocks, or has loaded them: then limit its cores, and let the body connect."""
         self._on_step(shadow)
@@ -941,15 +943,16 @@ class LiveNode(KnownStages):
         node = self._nodes.get(worker.spec.node or "")
         return min(self._actuator.capacity_cores, node.cores if node is not None else inf)
 
-    def _resize(self, number: WorkerId, cores: float) -> None:
-        worker = self.workers.get(number)
+    @order.register
+    def _resize(self, order: actions.ResizeWorker) -> None:
+        worker, cores = self.workers.get(order.worker), order.cores
         if worker is None or REACTIONS[actions.ResizeWorker][worker.phase] is AWAIT:
             return  # its end has been or will be reported, which answers this too
         if REACTIONS[actions.ResizeWorker][worker.phase] is NOTE or worker.pool_cores:
             worker.spec = worker.spec.with_cores(cores)  # applied in `_on_ready`, or only reserved
             if worker.process is not None and not worker.pool_cores:
                 self._send_threads(worker, Grant(cores))
-            self._report(events.WorkerResized(number, cores))
+            self._report(events.WorkerResized(worker.number, cores))
             return
         self._finish_shrink(worker)
         if cores < worker.cores:
@@ -958,7 +961,7 @@ class LiveNode(KnownStages):
             worker.shrink_timer = self._loop.call_later(SHRINK_S_MAX, self._finish_shrink, worker)
             return
         self._actuate(worker, cores, threads_of=worker.cores)
-        self._report(events.WorkerResized(number, worker.cores))
+        self._report(events.WorkerResized(worker.number, worker.cores))
 
     def _finish_shrink(self, worker: NodeWorker) -> None:
         """Write the smaller quota: the worker has reduced its threads, or `SHRINK_S_MAX` has passed."""
@@ -1009,9 +1012,12 @@ class LiveNode(KnownStages):
     def _progress(self, worker: NodeWorker, step: str) -> None:
         self._report(events.WorkerProgressed(worker.number, step))
 
-    def _report(self, event: events.Event) -> None:
-        if self._listener is not None:
-            self._listener.on_event(event)
+
+def _shadow_setup(shadow: NodeShadow) -> ShadowSetup:
+    """What the process of a shadow is told to serve."""
+    assert shadow.body.process is not None
+    blocks = {place: shadow.cut.blocks[place] for place in shadow.wanted.layers}
+    return ShadowSetup(shadow.spec.stage, blocks, shadow.body.process.pid, Grant(shadow.cores).threads)
 
 
 def _cut_for(body: NodeWorker, shadow: Worker) -> CutModel:

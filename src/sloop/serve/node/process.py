@@ -17,7 +17,7 @@ from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import ProcessState, process_state
 from sloop.serve.messages import encode
 from sloop.serve.processes import kill, spawn
-from sloop.serve.transport import CLOSED, Frame, FrameKind, ProcessLink, ProtocolError, socket_pair
+from sloop.serve.transport import CLOSED, FrameKind, ProcessLink, ProtocolError, socket_pair
 from sloop.shared_memory import Address, Arenas
 
 REAP_S: Final = 0.002
@@ -25,21 +25,16 @@ REAP_S: Final = 0.002
 
 
 class WorkerProcess:
-    """A process of which a worker is made, or a spare one: its socket, its arena, and its end.
-
-    Its user sets `on_frame`, and `on_end`, which is called when the socket closes; both may change.
-    """
+    """A process of which a worker is made, or a spare one: its socket, its arena, and its end. Its user attaches to
+    `link`."""
 
     def __init__(self, processes: "WorkerProcesses", sock: socket.socket) -> None:
         self._processes = processes
         self.popen: subprocess.Popen[bytes] | None = None
         self.arena: Final = processes.arenas.make(ARENA_BYTES, self.free)
-        self.on_frame: Callable[[Frame], None] = lambda frame: None
-        self.on_end: Callable[[str], None] = lambda why: None
         self.is_over = False
         """Whether it is ending."""
         self.link = ProcessLink(processes.loop, sock)
-        self.link.attach(lambda frame: self.on_frame(frame), lambda why: self.on_end(why))  # noqa: PLW0108  # both change
         self._freed: list[Address] = []
         """Blocks in its arena of which it is told at the end of this turn of the event loop."""
 
@@ -80,7 +75,7 @@ class WorkerProcess:
         try:
             self.link.send_socket(FrameKind.CONNECT, int(is_output), pipe)
         except OSError:  # it has ended, or does not read
-            self.on_end(CLOSED)
+            self.link.fail(CLOSED)
 
     def close(self) -> None:
         """Close its socket: nothing that it sends is heard from now on. `end` follows."""

@@ -132,7 +132,7 @@ class SparePool:
         self._starting = None
         if process is not None and not why:
             self._waiting.append(process)
-            process.on_end = partial(self._end, process)
+            process.link.attach(self._on_frame, partial(self._end, process))
             self._failures = 0
             self.on_change()
         else:
@@ -148,7 +148,7 @@ class SparePool:
         """A process that is loading its libraries."""
         process, theirs = self._processes.connect()
         self._ready = self._loop.create_future()
-        process.on_frame, process.on_end = self._on_frame, self._answer
+        process.link.attach(self._on_frame, self._answer)
         with theirs:
             arguments, fds = self._processes.inherited(process, theirs)
             command = ("sloop.serve.worker", int(is_humble), os.getpid(), *arguments)
