@@ -334,6 +334,10 @@ class ArenaReader:
         self._holders = holders
         self._open: dict[int, memoryview] = {}
 
+    def set_holders(self, holders: Mapping[int, int]) -> None:
+        """Other processes hold arenas from now on."""
+        self._holders = holders
+
     def read(self, block: Address) -> memoryview:
         """The bytes of a block. Raises `ValueError` if there is no such block."""
         memory = self._open.get(block.arena)

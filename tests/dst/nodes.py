@@ -529,7 +529,7 @@ class SimulatedProcess:
         else:
             self._close_pipes()
             if self._is_last:
-                self._say(FrameKind.DRAINED)
+                self._say(FrameKind.CONNECT)
         self._compute_next()
 
     @property

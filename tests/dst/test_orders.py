@@ -95,7 +95,7 @@ class Rig:
 
         def begin() -> None:
             models = NodeModels(HOME.name, lambda: cast(Any, SimulatedCache(self, HOME.name, sizes)))
-            models.connect(BlockClient(b""), ("home", 1), is_beside=False)
+            models.connect(BlockClient(b""), ("home", 1))
             quotas = SimulatedQuotas(self, HOME.name, HOME.cores)
             self.node = LiveNode(servables, wirings, quotas, nodes=[HOME], models=models, processes=processes)
             self.node.attach(Ear(cast(Any, self)))

@@ -600,7 +600,7 @@ def test_a_worker_is_known_by_the_digest_of_its_model() -> None:
 
 def test_a_block_is_freed_once() -> None:
     async def scene() -> None:
-        session = module.AgentSession(AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
+        session = module.AgentSession(AgentSetup(4), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
         with pytest.raises(ProtocolError, match="is free already"):
             session.acts[Free](Free(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):

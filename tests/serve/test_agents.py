@@ -42,19 +42,17 @@ from sloop.serve.cluster.agent import (
     AgentSetup,
     BatchFinished,
     BatchRaised,
-    Endpoints,
     FromAgent,
     LearnStages,
     NodeOrder,
     PipelineDrained,
     RunBatch,
-    SparesReport,
     ToAgent,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import Close, Free, Run
+from sloop.serve.messages import Close, Free, Holders, Run
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -381,7 +379,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "no number of cores": lambda own, _: [AgentReport(WorkerResized(A, math.nan))],
     "cores of others": lambda own, _: [AgentReport(WorkerResized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
-    "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
+    "fewer spare workers than none": lambda own, _: [SpareProcesses(-1)],
     "weights that nobody has ordered": lambda own, _: [AgentReport(Transferred(TransferId(0), "one"))],
     "no part is drained": lambda own, _: [PipelineDrained(A)],
     "completed though no part": lambda own, _: [AgentReport(WorkerCompleted(A))],
@@ -644,8 +642,8 @@ def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
     async def scene() -> None:
         sent: list[FromAgent] = []
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), usual_cache)
-        session.acts[Endpoints](Endpoints({9: (HOST, 1)}))
+        session = module.AgentSession(AgentSetup(4), sent.append, BlockClient(TOKEN), (HOST, 1), usual_cache)
+        session.acts[Holders](Holders({}, {9: (HOST, 1)}))
         session.acts[NodeOrder](NodeOrder(StopWorker(A, "")))
         session.acts[RunBatch](RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
         await asyncio.sleep(0.05)
@@ -661,12 +659,12 @@ def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monke
     async def scene() -> None:
         sent: list[FromAgent] = []
         blocks = BlockClient(TOKEN)
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, blocks, (HOST, 1), usual_cache)
+        session = module.AgentSession(AgentSetup(4), sent.append, blocks, (HOST, 1), usual_cache)
         teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
         session.acts[LearnStages](teach)
         session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
         session.detach()
-        session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
+        session.resume(AgentSetup(5, "another", (A,)), sent.append, blocks)
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
         assert [each.worker for each in kept] == [A]
         session.node._give_up(session.node.workers[A], "it died")

@@ -494,7 +494,7 @@ def test_edges_without_a_condition_are_always_taken() -> None:
 
 def test_a_part_is_a_row_and_shares_its_memory() -> None:
     request, boxes = held(), tensor([[1, 2], [3, 4], [5, 6]])
-    request.store("a", None, [boxes])
+    request.whole["a"] = [boxes]
     assert request.edge_counts("a", [Decision("b", each=0, sliced=((0, BOXES),))], [boxes]) == (3,)
     (row,) = request.inputs("b", 1, [(Source("a", 0, "row", "b"),)])
     assert (numbers(row), row.shape) == ([[3, 4]], (1, 2))
@@ -504,7 +504,7 @@ def test_a_part_is_a_row_and_shares_its_memory() -> None:
 
 def test_rows_can_be_chosen() -> None:
     request, outputs = held(), [tensor([[1, 2], [3, 4], [5, 6]]), tensor([0.0, 1.0, 1.0], "FP32")]
-    request.store("a", None, outputs)
+    request.whole["a"] = outputs
     decision = Decision("b", when=1, each=0, sliced=((0, BOXES),))
     assert request.edge_counts("a", [decision], outputs) == (2,)
     wires = [(Source("a", 0, "row", "b"),)]
@@ -547,7 +547,7 @@ def test_what_parts_gave_is_joined_in_their_order() -> None:
     request = held()
     request.rows["b"] = range(3)
     for part in (2, 0):  # part 1 took another branch
-        request.store("b", part, [tensor([[part, part]])])
+        request.parts.setdefault("b", {})[part] = [tensor([[part, part]])]
     assert numbers(joined(request)) == [[0, 0], [2, 2]]
 
 
@@ -560,8 +560,8 @@ def test_without_parts_there_are_no_rows() -> None:
 def test_parts_of_different_shapes_cannot_be_joined() -> None:
     request = held()
     request.rows["b"] = range(2)
-    request.store("b", 0, [tensor([[1, 2]])])
-    request.store("b", 1, [tensor([[1, 2, 3]])])
+    request.parts.setdefault("b", {})[0] = [tensor([[1, 2]])]
+    request.parts.setdefault("b", {})[1] = [tensor([[1, 2, 3]])]
     with pytest.raises(
         ValueError, match=r"'boxes' of stage 'b' cannot be joined: their rows have the shapes \[2\], \[3\]"
     ):
@@ -571,17 +571,17 @@ def test_parts_of_different_shapes_cannot_be_joined() -> None:
 
 def test_a_part_goes_on_with_what_it_gave_and_with_what_its_request_has() -> None:
     request = held()
-    request.store("b", 1, [tensor([[5, 6]])])
+    request.parts.setdefault("b", {})[1] = [tensor([[5, 6]])]
     found = request.inputs("c", 1, [(Source("b", 0, "part"),), (Source(APPLICATION, 0),)])
     assert list(map(numbers, found)) == [[[5, 6]], [[7]]]
 
 
 def test_the_first_source_there_is_counts() -> None:
     request, sources = held(), (Source("large", 0), Source("small", 0))
-    request.store("small", None, [tensor([1])])
+    request.whole["small"] = [tensor([1])]
     assert numbers(request.inputs("d", 0, [sources])[0]) == [1]
     assert numbers(request.outputs([("label", sources)])["label"]) == [1]
-    request.store("large", None, [tensor([2])])
+    request.whole["large"] = [tensor([2])]
     assert numbers(request.inputs("d", 0, [sources])[0]) == [2]
 
 
@@ -596,9 +596,9 @@ def test_where_parts_went_different_ways_each_gives_what_it_passed_last() -> Non
     request = held()
     request.rows["read"] = range(4)
     for part in range(4):
-        request.store("read", part, [tensor([[part]])])
+        request.parts.setdefault("read", {})[part] = [tensor([[part]])]
     for part in (1, 3):
-        request.store("polish", part, [tensor([0]), tensor([[10 * part]])])
+        request.parts.setdefault("polish", {})[part] = [tensor([0]), tensor([[10 * part]])]
     both = (Source("polish", 1, "joined", "read", text), Source("read", 0, "joined", "read", text))
     assert numbers(request.inputs("tell", 0, [both])[0]) == [[0], [10], [2], [30]]
     found = request.outputs([("text", both), ("polished", both[:1])])

@@ -336,11 +336,12 @@ def test_strangers_take_a_small_share_of_the_time_and_members_none(
 ) -> None:
     """Without it, garbage at the port of agents takes as much of the deciding process as somebody sends."""
     monkeypatch.setattr(network, "STRANGERS_MAX", 4)
-    monkeypatch.setattr(network, "STRANGERS_SHARE", 0.0)
     monkeypatch.setattr(network, "PAUSE_S", 0.01)
 
     async def scene() -> None:
         async with place(tls=tls) as here:
+            assert here.listener._time.is_left()
+            here.listener._time._share = 0.0
             context = tls.client_context() if tls is not None else None
             for number in range(1, 11):
                 link = await connect(here.endpoint, TOKEN, Purpose.AGENT, context=context)
@@ -353,7 +354,7 @@ def test_strangers_take_a_small_share_of_the_time_and_members_none(
             await until(lambda: here.listener.refused == 4)
             await asyncio.sleep(0.05)
             assert here.listener.refused == 4
-            monkeypatch.setattr(network, "STRANGERS_SHARE", 1.0)
+            here.listener._time._share = 1.0
             await until(lambda: here.listener.refused == 12)
             for visit in visits:
                 assert await is_closed(visit)

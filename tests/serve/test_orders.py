@@ -217,7 +217,7 @@ def test_a_worker_is_in_one_state_from_its_order_to_its_end() -> None:
     async def scene() -> None:
         fetching, ear = Held(), Ear()
         models = NodeModels("one", lambda: cast(Any, HeldCache(fetching)))
-        models.connect(BlockClient(TOKEN), (HOST, 1), is_beside=False)
+        models.connect(BlockClient(TOKEN), (HOST, 1))
         servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
         node = LiveNode(servables, wirings_of(servables), detect().actuator, models=models)
         node.attach(ear)

@@ -38,7 +38,7 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
-from sloop.serve.planner import Definition, PlannerProcess, PlanReceiver, PlanRequest, PlanSender
+from sloop.serve.planner import PlannerProcess, PlanReceiver, PlanRequest, PlanSender
 from sloop.systems.setup import build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore, save
 from sloop.units import ms, s
@@ -64,20 +64,20 @@ def document(name: str, stages: int, system: Mapping[str, object] | str = SYSTEM
     return {"name": name, "slo_ms": 400, "stages": described, "system": system, "cluster": cluster}
 
 
-def definition(name: str, version: str, stages: int, system: Mapping[str, object] | str = SYSTEM) -> Definition:
+def definition(name: str, version: str, stages: int, system: Mapping[str, object] | str = SYSTEM) -> Deployed:
     application = load_application(document(name, stages, system)).qualified(version)
     (setup,) = set_up(application).applications
-    return Definition(name, version, definition_of(setup))
+    return Deployed(name, version, definition_of(setup))
 
 
-def key_of(each: Definition) -> str:
+def key_of(each: Deployed) -> str:
     return each.application if each.version == "1" else f"{each.application}@{each.version}"
 
 
 class Mirrored:
     """A core whose every request for a plan is also sent through `PlanSender` and `PlanReceiver`."""
 
-    def __init__(self, *definitions: Definition) -> None:
+    def __init__(self, *definitions: Deployed) -> None:
         parts = [build(each.application, each.version, each.definition) for each in definitions]
         nodes = load_application(document("x", 1)).cluster
         self.core = Core(parts, nodes, build)
@@ -90,7 +90,7 @@ class Mirrored:
         for each in definitions:
             self.follow(each)
 
-    def follow(self, each: Definition) -> None:
+    def follow(self, each: Deployed) -> None:
         self.receiver.add(build(each.application, each.version, each.definition))
 
     def tell(self, event: Event) -> None:
@@ -259,7 +259,7 @@ class Answers:
 Scene = Callable[[PlannerProcess, Answers, PlanInput], Awaitable[None]]
 
 
-def play(scene: Scene, *definitions: Definition, answer_s_max: float = 10.0, late_s: float = 2.0) -> None:
+def play(scene: Scene, *definitions: Deployed, answer_s_max: float = 10.0, late_s: float = 2.0) -> None:
     """A running process that plans for these versions, and the input of a first plan."""
 
     async def main() -> None:
@@ -358,7 +358,7 @@ SYSTEM = System("trouble", "system", "tests", Policies(
 """
 
 
-def trouble(folder: Path, does: str) -> Definition:
+def trouble(folder: Path, does: str) -> Deployed:
     """An application whose policy makes one good plan, and then does something."""
     path = folder / "trouble.py"
     path.write_text(POLICY.format(does=does))

@@ -114,7 +114,7 @@ def test_a_worker_that_finds_a_difference_says_so_and_joins_no_more(tmp_path: Pa
     server.until_ready()
     server.run(order())
     frame = server.receive()
-    assert frame.kind is FrameKind.DIFFERS
+    assert frame.kind is FrameKind.ALONE
     assert b"differs from its output alone" in bytes(frame.payload)
     done = server.run(order())
     assert done.blocks[0] == server.run(run_of([[values(ROWS[:1])]])).blocks[0], "as alone"
@@ -129,7 +129,7 @@ def test_a_lack_of_memory_is_no_difference(tmp_path: Path) -> None:
     server.until_ready()
     server.run(order())
     frame = server.receive()  # the first of the three requests lacks memory, the second fails
-    assert frame.kind is FrameKind.DIFFERS
+    assert frame.kind is FrameKind.ALONE
     assert b"fails alone: ValueError: no" in bytes(frame.payload)
     server.end()
 

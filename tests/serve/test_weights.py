@@ -1041,7 +1041,7 @@ class HeardSession(AgentSession):
     def __init__(self, folder: Path, servables: Mapping[tuple[str, str], Servable]) -> None:
         self.made: list[WeightsCache] = []
         self.said: list[Any] = []
-        super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), ("127.0.0.1", 1), self._made)
+        super().__init__(AgentSetup(1), self.said.append, BlockClient(b"token"), ("127.0.0.1", 1), self._made)
         self._folder = folder
         taught = [(*key, servable) for key, servable in servables.items()]
         self.acts[LearnStages](LearnStages(taught, wirings_of(servables), 1))

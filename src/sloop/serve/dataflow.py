@@ -670,13 +670,6 @@ class RequestTensors(Struct):
                     made.rows[scope] = np.frombuffer(rows.data, NUMPY_TYPES[rows.datatype]).tolist()
         return made
 
-    def store(self, stage: str, part: int | None, tensors: Sequence[Tensor]) -> None:
-        """Keep the outputs of a stage; `part` is None for a stage that runs once per request."""
-        if part is None:
-            self.whole[stage] = tensors
-        else:
-            self.parts.setdefault(stage, {})[part] = tensors
-
     def edge_counts(self, stage: str, decisions: Sequence[Decision], tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """How many parts go along each outgoing edge of `stage`, read from its outputs `tensors`.
 

@@ -20,7 +20,7 @@ import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, get_args
 
@@ -68,7 +68,7 @@ from sloop.events import (
 )
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
-from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring
+from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring, addresses_in
 from sloop.serve.messages import RequestEnded, Run, VariantJoining
 from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface, SimulationPort
 from sloop.shared_memory import Address
@@ -903,7 +903,7 @@ class Driver:
             if end.outcome in ANSWERED:
                 blocks = [found.given(need, 0) for need in served.answer_needs]
                 if found.shared:
-                    answered = set(_addresses(blocks))
+                    answered = set(addresses_in(blocks))
                     found.shared = [block for block in found.shared if block not in answered]
             why, retry_after_ns = end.why, end.retry_after_ns
             if end.outcome is Outcome.FAILED:
@@ -980,15 +980,6 @@ class Driver:
             self.on_event(WOKE)
         else:
             self._arm()
-
-
-def _addresses(given: Iterable[GivenBlocks]) -> Iterator[Address]:
-    """The blocks that are in shared memory."""
-    for each in given:
-        if isinstance(each, dict):
-            yield from _addresses(each.values())
-        elif isinstance(each, Address):
-            yield each
 
 
 def _request_of(event: Event) -> RequestId | None:

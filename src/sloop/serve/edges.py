@@ -52,7 +52,6 @@ from sloop.serve.messages import (
     RequestEnded,
     Submit,
     ToEdge,
-    WithdrawModel,
 )
 from sloop.serve.network import FETCH_S_MAX, HolderTable, machine
 from sloop.serve.processes import kill, spawn
@@ -324,8 +323,9 @@ class Edges:
 
     def withdraw(self, name: str) -> None:
         """Offer a model no longer. Its open requests are finished."""
-        if self.models.pop(name, None) is not None:
-            self._tell(WithdrawModel(name))
+        model = self.models.pop(name, None)
+        if model is not None:
+            self._tell(structs.replace(model, answers={}))
 
     def reload(self) -> None:
         """Let all read their keys and certificates again, and open their access logs anew."""

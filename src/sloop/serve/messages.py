@@ -377,7 +377,8 @@ class VariantJoining(Struct, frozen=True, array_like=True):
 
 
 class OfferModel(Struct, frozen=True, array_like=True, tag=4):
-    """A model that edges offer. It replaces the one of this name, if there is one."""
+    """A model that edges offer. It replaces the one of this name, if there is one. One without `answers` has ended: it
+    is offered no longer, and its open requests are finished."""
 
     name: str
     slo_ns: int
@@ -393,12 +394,6 @@ class OfferModel(Struct, frozen=True, array_like=True, tag=4):
     """Of the version that serves most requests."""
 
 
-class WithdrawModel(Struct, frozen=True, array_like=True, tag=5):
-    """Edges no longer offer a model. Its open requests are finished."""
-
-    name: str
-
-
 class DrainEdge(Struct, frozen=True, array_like=True, tag=6):
     """The server begins to drain: close idle connections."""
 
@@ -408,12 +403,13 @@ class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
 
 
 class Holders(Struct, frozen=True, array_like=True, tag=9):
-    """Which agents hold arenas with answers, by their numbers (`sloop.shared_memory.Arenas`)."""
+    """Which processes hold arenas, by their numbers (`sloop.shared_memory.Arenas`): agents, and for agents also the
+    deciding process."""
 
     here: dict[int, int]
-    """The process ids of those on this machine."""
+    """The process ids of those on this machine whose arenas may be read."""
     endpoints: dict[int, tuple[str, int]]
-    """Host and port at which each sends its blocks."""
+    """Host and port at which each sends its blocks. An empty host stands for that of the deciding process."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | Close | ReloadFiles | Holders
+ToEdge = RequestEnded | Free | Page | OfferModel | DrainEdge | Close | ReloadFiles | Holders

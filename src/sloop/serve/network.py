@@ -24,6 +24,7 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
-from sloop.serve.edge.handshakes import measured_ns
+from sloop.serve.edge.handshakes import TimeShare, measured_ns
 from sloop.serve.edge.tcp import bind
 from sloop.serve.messages import encode
 from sloop.serve.transport import (
@@ -52,7 +53,6 @@ from sloop.serve.transport import (
 )
 from sloop.shared_memory import Address, Buffer
 from sloop.text import host_and_port
-from sloop.units import NS_PER_S
 
 MAGIC: Final = b"sloop\x01"
 """With the version of the handshake."""
@@ -399,8 +399,8 @@ class NodeListener:
         self._strangers: dict[NetworkLink, asyncio.Task[None]] = {}
         """The oldest first, with what opens them."""
         self._cost_ns = STRANGER_NS + (0 if context is None else measured_ns(context))
-        self._left_ns, self._seen_s = float(STRANGERS_MAX * self._cost_ns), self._loop.time()
-        """The time that strangers may take now, and when that was computed, by the event loop's clock."""
+        self._time = TimeShare(STRANGERS_SHARE, STRANGERS_MAX * self._cost_ns, time.monotonic_ns)
+        """That strangers may take."""
         self._resuming: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         self._is_closed = False
@@ -451,7 +451,7 @@ class NodeListener:
 
     def _on_readable(self) -> None:
         for _ in range(ACCEPTS_MAX):
-            if not self._has_time():
+            if not self._time.is_left():
                 self._pause()
                 return
             try:
@@ -462,16 +462,9 @@ class NodeListener:
                 self._warn(f"cannot accept a connection: {error.strerror}")
                 self._pause()
                 return
-            self._left_ns -= self._cost_ns
+            self._time.spend(self._cost_ns)
             sock.setblocking(False)
             self._on_stranger(sock, str(address[0]))
-
-    def _has_time(self) -> bool:
-        """Whether one more stranger may take its time."""
-        now_s = self._loop.time()
-        more_ns = STRANGERS_SHARE * (now_s - self._seen_s) * NS_PER_S
-        self._left_ns, self._seen_s = min(self._left_ns + more_ns, STRANGERS_MAX * self._cost_ns), now_s
-        return self._left_ns >= self._cost_ns
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -512,7 +505,7 @@ class NodeListener:
 
     def _welcome(self, link: NetworkLink) -> None:
         self._strangers.pop(link, None)
-        self._left_ns += self._cost_ns
+        self._time.spend(-self._cost_ns)
         link.attach(lambda _: None, lambda _: None)
         self._to_accept(link)
 

@@ -150,7 +150,7 @@ class PartPipes:
 
     def pass_on(self, batch: int, passed: PassedBatch, passes: Sequence[Sequence[Tensor]]) -> None:
         """Give a batch to the worker after, with the tensors of each forward pass. If that has ended, the batch ends
-        here: the last worker says so (`FrameKind.DRAINED`), or has ended itself."""
+        here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
         if self.after is None:
             return
         blocks = [block_parts(tensors) for tensors in passes]

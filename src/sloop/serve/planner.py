@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -38,7 +38,7 @@ from sloop.core.views import (
     StageView,
     Traffic,
 )
-from sloop.events import Planned
+from sloop.events import Deployed, Planned, SystemChanged
 from sloop.profile.estimate import Estimate
 from sloop.profile.size_law import SizeLessons
 from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
@@ -120,20 +120,8 @@ class PlanRequest(Struct, array_like=True):
     others: Sequence[CoreDemand]
 
 
-class Definition(Struct, array_like=True):
-    """An application version (`sloop.systems.setup.build`)."""
-
-    application: str
-    version: str
-    definition: Mapping[str, Any]
-
-
-class SavedPolicies(Struct, array_like=True):
-    """What the policies of the planner process remember."""
-
-    state: Snapshot | None
-    why: str = ""
-    """Why there is none."""
+Definition = Deployed | SystemChanged
+"""What describes an application version completely."""
 
 
 class _SentBuckets:
@@ -268,7 +256,7 @@ class PlannerProcess:
         """Let the process plan for one more application version, or for one under another system."""
         self._definitions[key] = encoded = self._encoder.encode((key, definition))
         if self._link is not None:
-            self._link.send(FrameKind.ADD, payload=[encoded])
+            self._link.send(FrameKind.DEFINE, payload=[encoded])
 
     def prepare(self, key: str, definition: Definition) -> None:
         """Another system is ordered for an application version. It plans from the next `change_system` on."""
@@ -284,7 +272,7 @@ class PlannerProcess:
         self._sender.forget(key)
         self._prepared.pop(key, None)
         if self._definitions.pop(key, None) is not None and self._link is not None:
-            self._link.send(FrameKind.DISCARD, payload=[key.encode()])
+            self._link.send(FrameKind.DEFINE, payload=[self._encoder.encode((key, None))])
 
     def traffic_changed(self, key: str) -> None:
         """The past traffic of an application version has changed, because other versions have begun or ended."""
@@ -304,7 +292,7 @@ class PlannerProcess:
                 self._fail(f"cannot be started: {error}")
                 return
         for encoded in self._definitions.values():
-            link.send(FrameKind.ADD, payload=[encoded])
+            link.send(FrameKind.DEFINE, payload=[encoded])
         if self._on_saved is not None:
             self.save(self._on_saved)
 
@@ -349,8 +337,7 @@ class PlannerProcess:
         if frame.kind is FrameKind.SAVE:
             then, self._on_saved = self._on_saved, None
             if then is not None:
-                saved = msgspec.json.decode(frame.payload, type=SavedPolicies)
-                then(self._saved_number, saved.why if saved.state is None else saved.state)
+                then(self._saved_number, msgspec.json.decode(frame.payload, type=Snapshot | str))
             return
         try:
             planned = self._decoder.decode(frame.payload)
@@ -512,7 +499,7 @@ class PlanningProcess:
         self._parts: dict[str, ApplicationParts] = {}
         self._broken: dict[str, str] = {}
         """By key, why an application version cannot be built."""
-        self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition])
+        self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition | None])
         self._requests = msgspec.msgpack.Decoder(PlanRequest)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -523,14 +510,14 @@ class PlanningProcess:
                 self._channel.send(FrameKind.PLAN, frame.subject, payload=[self._answer(frame.payload)])
             elif frame.kind is FrameKind.SAVE:
                 self._channel.send(FrameKind.SAVE, payload=[msgspec.json.encode(self._saved())])
-            elif frame.kind is FrameKind.ADD:
-                self._add(*self._definitions.decode(frame.payload))
-            elif frame.kind is FrameKind.DISCARD:
-                self._discard(str(frame.payload, "utf-8"))
+            elif frame.kind is FrameKind.DEFINE:
+                self._define(*self._definitions.decode(frame.payload))
 
-    def _add(self, key: str, given: Definition) -> None:
+    def _define(self, key: str, given: Definition | None) -> None:
         if key in self._parts or key in self._broken:
             self._discard(key)
+        if given is None:
+            return
         try:
             parts = build(given.application, given.version, given.definition)
         except (Exception, SystemExit) as error:  # a user's file may do anything
@@ -546,11 +533,12 @@ class PlanningProcess:
         self._receiver.discard(key)
         self._parts.pop(key, None)
 
-    def _saved(self) -> SavedPolicies:
+    def _saved(self) -> Snapshot | str:
+        """What the policies remember, or why that cannot be saved."""
         try:
-            return SavedPolicies(save_memories(self._parts.values(), self._planner.memories))
+            return save_memories(self._parts.values(), self._planner.memories)
         except SnapshotError as error:
-            return SavedPolicies(None, error.what)
+            return error.what
 
     def _answer(self, payload: memoryview) -> bytes:
         request = self._requests.decode(payload)

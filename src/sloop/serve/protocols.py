@@ -176,7 +176,7 @@ class Servable(Struct, frozen=True):
         return tuple(rows for rows in self.batches if not most or rows <= most) or self.batches[:1]
 
 
-class SpareProcesses(Struct, frozen=True, array_like=True):
+class SpareProcesses(Struct, frozen=True, array_like=True, tag=8):
     """The workers of a machine that wait for a model, and their memory."""
 
     count: int = 0

@@ -30,6 +30,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.limits import ServerLimits
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError
+from sloop.events import Deployed
 from sloop.machine import capacity, hardware_name
 from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
@@ -60,7 +61,7 @@ from sloop.serve.metrics import Metrics
 from sloop.serve.network import HolderTable
 from sloop.serve.node.node import LiveNode
 from sloop.serve.node.spares import usual_spares_max
-from sloop.serve.planner import Definition, PlannerProcess
+from sloop.serve.planner import PlannerProcess
 from sloop.serve.private import NOBODY, make_private
 from sloop.serve.protocols import Backend
 from sloop.serve.simulations import SimulationProcesses
@@ -540,7 +541,7 @@ def planner_of(setup: Setup) -> PlannerProcess:
     planner = PlannerProcess(asyncio.get_running_loop())
     for each in setup.applications:
         application = each.application
-        planner.add(application.key, Definition(application.name, application.version, definition_of(each)))
+        planner.add(application.key, Deployed(application.name, application.version, definition_of(each)))
     if plans_beside([each.slowest for each in setup.parts()]):
         planner.start()
     return planner

@@ -32,11 +32,12 @@ from msgspec import Struct
 from sloop.profile.model import THREAD_COUNTS, Places, zeros
 from sloop.profile.pairs import runs_of
 from sloop.profile.warming import batch_maker
+from sloop.serve.blocks import block_parts, tensors_in
 from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
 from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected, FileRuntime, warm_batches
 from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError
-from sloop.shared_memory import SharedMemory, offsets, write_tensors
-from sloop.tensor import Port, Signature, array_of, elements_of
+from sloop.shared_memory import SharedMemory, write_tensors
+from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 from sloop.user_code import failure_of
 
 MEET_S_MAX: Final = 2.0
@@ -51,21 +52,15 @@ class PartnerLost(Exception):
     """The shadow cannot be used any longer; the text says why."""
 
 
-class PlacedTensor(Struct, frozen=True, array_like=True):
-    """A tensor in shared memory. Tensors follow each other at their `offsets`."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    size: int
-
-
 class SharedRows(Struct, frozen=True, array_like=True):
     """Rows for blocks `first` to `last`, or the results; `error` if they failed."""
 
     first: int
     last: int
-    tensors: list[PlacedTensor]
+    names: list[str]
+    """Of the tensors in shared memory, which are a block (`sloop.serve.blocks`)."""
+    size: int
+    """Of that block, in bytes."""
     error: str = ""
 
 
@@ -100,21 +95,17 @@ class RowExchange:
 
     def send(self, first: int, last: int, arrays: Mapping[str, tuple[str, Array]]) -> None:
         """Write tensors, given with their datatypes by name, and tell the other side. PartnerLost if it is gone."""
-        data = [elements_of(array) for _, array in arrays.values()]
+        tensors = [Tensor(datatype, array.shape, elements_of(array)) for datatype, array in arrays.values()]
         try:
-            write_tensors(self._own, [[each] for each in data])
-            placed = [
-                PlacedTensor(name, datatype, array.shape, len(content))
-                for (name, (datatype, array)), content in zip(arrays.items(), data, strict=True)
-            ]
-            self.sock.send(encode(SharedRows(first, last, placed)))
+            size = write_tensors(self._own, [block_parts(tensors)])
+            self.sock.send(encode(SharedRows(first, last, list(arrays), size)))
         except OSError as error:
             raise PartnerLost(f"rows cannot be sent: {error.strerror or error}") from error
 
     def send_error(self, first: int, last: int, error: str) -> None:
         """Say that rows failed."""
         with contextlib.suppress(OSError):
-            self.sock.send(encode(SharedRows(first, last, [], error[:1024])))
+            self.sock.send(encode(SharedRows(first, last, [], 0, error[:1024])))
 
     def receive(self, until_s: float) -> tuple[SharedRows, dict[str, Array]]:
         """The next message, and its tensors as views of the other's memory. PartnerLost if there is none until then
@@ -125,15 +116,12 @@ class RowExchange:
             if not data:
                 raise PartnerLost("it has ended")
             rows: SharedRows = self._decode(data)
-            starts, total = offsets(each.size for each in rows.tensors)
-            memory = self._other.readable(total) if total else memoryview(b"")
-            arrays = {
-                each.name: array_of(each.datatype, each.shape, memory[start : start + each.size])
-                for start, each in zip(starts, rows.tensors, strict=True)
-            }
+            tensors = tensors_in(self._other.readable(rows.size)) if rows.size else []
+            named = zip(rows.names, tensors, strict=True)
+            arrays = {name: array_of(each.datatype, each.shape, each.data) for name, each in named}
         except TimeoutError:
             raise PartnerLost("it did not answer in time") from None
-        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, KeyError, msgspec.MsgspecError, ProtocolError) as error:
             raise PartnerLost(f"its answer cannot be read: {error}") from error
         return rows, arrays
 

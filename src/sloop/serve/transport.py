@@ -48,10 +48,9 @@ class FrameKind(IntEnum):
     RESIZE = 2
     """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on. From it: it
     does."""
-    ADD = 4
-    """To the planner: plan for one more application version, which the payload defines."""
-    DISCARD = 5
-    """To the planner: stop planning for the version whose key is in the payload."""
+    DEFINE = 4
+    """To the planner: the payload has the key of an application version, and what it consists of; nothing if it has
+    ended."""
     PLAN = 6
     """To the planner: make the plans of request `subject`; the payload has what has changed since the last one. From
     it: these plans."""
@@ -59,7 +58,7 @@ class FrameKind(IntEnum):
     """To the planner: tell the state of the policies after the plans so far. From it: that, or why it cannot be
     saved."""
     SETUP = 8
-    """To a worker or an edge, its first frame: the payload says what it serves, or of which worker it is a shadow."""
+    """To a worker, its first frame: the payload says what it serves, or of which worker it is a shadow."""
     FREE = 9
     """To a worker: the payload is a list of the addresses of blocks in its arena that are free."""
     STEP = 10
@@ -75,7 +74,8 @@ class FrameKind(IntEnum):
     """From a worker: it cannot start, or cannot go on because its GPU has failed (then `subject` is 1), and exits; the
     payload is the reason in UTF-8."""
     RECORDS = 18
-    """From and to an edge or an agent: the payload is a list of records, of one turn of the event loop."""
+    """From and to an edge, an agent, or the process that speaks with Ray: the payload is a list of records, of one turn
+    of the event loop. An edge says with an empty one that it lives."""
     ALIVE = 19
     """Between machines: the sender lives."""
     BLOCK = 21
@@ -91,15 +91,13 @@ class FrameKind(IntEnum):
     COMPLETE = 29
     """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
     after it started, by their positions. From it: it has all layers."""
-    DIFFERS = 31
-    """From a worker: a request that shared a forward pass got something else than alone; the payload says what."""
     ALONE = 32
-    """To a worker: from the next batch on, requests share no forward pass."""
+    """To a worker: from the next batch on, requests share no forward pass. From it: they do not, because one that did
+    got something else than alone; the payload says what."""
     CONNECT = 34
-    """To a part: the socket that follows leads to the next part, or comes from the one before if `subject` is 0.
-    Between agents: that of the part `subject` is to come over this connection."""
-    DRAINED = 35
-    """From the last part: no more batches come from the one before, which has ended or cannot be reached."""
+    """To a part: the socket that follows leads to the next part, or comes from the one before if `subject` is 0. From
+    the last part: that has ended, and no more batches come. Between agents: that of the part `subject` is to come over
+    this connection."""
     LARGE = 33
     """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
     it."""
@@ -407,7 +405,12 @@ class RecordLink:
         self._waiting.append(record)
 
     def flush(self) -> None:
-        """Send all records now. Without any, this only says that this end lives."""
+        """Send all records now."""
+        if self._waiting:
+            self.say_alive()
+
+    def say_alive(self) -> None:
+        """Say that this end lives: send all records now, also if there are none."""
         waiting, self._waiting = self._waiting, []
         self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])
 

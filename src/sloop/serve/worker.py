@@ -365,7 +365,7 @@ class ModelWorker:
         self._replied_ns = time.monotonic_ns()
         if why:
             self._run_alone()
-            self._channel.send(FrameKind.DIFFERS, payload=[why.encode()])
+            self._channel.send(FrameKind.ALONE, payload=[why.encode()])
 
     def _run_alone(self) -> None:
         """From the next batch on, requests share no forward pass."""
@@ -711,7 +711,7 @@ class ModelWorker:
         frame = self._pipes.take()
         if frame is None:
             if runtime.is_last:
-                self._channel.send(FrameKind.DRAINED)
+                self._channel.send(FrameKind.CONNECT)
             return
         batch, tensors = self._pipes.read(frame)
         taken = Frame(frame.kind, frame.subject, time.monotonic_ns(), frame.payload)

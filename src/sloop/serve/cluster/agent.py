@@ -61,7 +61,7 @@ from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.messages import Close, Free, Run
+from sloop.serve.messages import Close, Free, Holders, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
     HANDSHAKE_S_MAX,
@@ -179,12 +179,6 @@ class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
     kept: tuple[KeptWorker, ...]
 
 
-class SparesReport(Struct, frozen=True, array_like=True, tag=8):
-    """The workers of the agent that wait for a model have become more or fewer."""
-
-    spares: SpareProcesses
-
-
 FromAgent = (
     AgentHello
     | AgentReport
@@ -193,18 +187,18 @@ FromAgent = (
     | WorkerDiffers
     | PipelineDrained
     | WorkersKept
-    | SparesReport
+    | SpareProcesses
 )
+"""`SpareProcesses` comes when they have become more or fewer."""
 
 
 # From the deciding process to an agent
 
 
 class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
-    """The agent's number among the processes that hold arenas, and those of its machine, by number with process id."""
+    """The agent's number among the processes that hold arenas."""
 
     holder: int
-    holders: dict[int, int]
     server: str = ""
     """The name of the deciding process, which differs from that of every other one."""
     keep: tuple[WorkerId, ...] = ()
@@ -215,18 +209,12 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
 
 
 class LearnStages(Struct, frozen=True, array_like=True, tag=2):
-    """Models and stages whose replicas may be started."""
+    """The models and stages whose replicas may be started; of others, nothing will be started again."""
 
     servables: list[tuple[str, str, Servable]]
     """Stage, variant and model."""
     wirings: dict[str, StageWiring]
     threads_prepared: int
-
-
-class ForgetStages(Struct, frozen=True, array_like=True, tag=3):
-    """Stages of which nothing will be started again."""
-
-    stages: list[str]
 
 
 class NodeOrder(Struct, frozen=True, array_like=True, tag=4):
@@ -265,24 +253,7 @@ class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
     replica: ReplicaId
 
 
-class Endpoints(Struct, frozen=True, array_like=True, tag=9):
-    """Where blocks can be fetched, by their holders. An empty host stands for that of the deciding process."""
-
-    by_holder: dict[int, Endpoint]
-
-
-ToAgent = (
-    AgentSetup
-    | LearnStages
-    | ForgetStages
-    | NodeOrder
-    | RunBatch
-    | ConnectParts
-    | CompleteWorker
-    | Free
-    | Endpoints
-    | Close
-)
+ToAgent = AgentSetup | LearnStages | NodeOrder | RunBatch | ConnectParts | CompleteWorker | Free | Holders | Close
 
 
 def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -> list[GivenBlocks]:
@@ -385,13 +356,12 @@ class AgentSession:
         self.node.attach(self)
         self.acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
-            ForgetStages: lambda record: self.node.forget(record.stages),
             NodeOrder: self._obey,
             RunBatch: self._run,
             ConnectParts: self._connect_parts,
             CompleteWorker: lambda record: self.node.complete_part(record.replica),
             Free: self._free,
-            Endpoints: self._set_endpoints,
+            Holders: self._set_holders,
         }
         """What is done with each record of the deciding process."""
 
@@ -400,9 +370,8 @@ class AgentSession:
         self._send, self._blocks = send, blocks
         self.server, self._may_be_followed = setup.server, setup.may_be_followed
         self._holder = setup.holder
-        self.models.connect(blocks, self._joined, is_beside=0 in setup.holders)
-        self._reader = ArenaReader({**setup.holders, setup.holder: os.getpid()})
-        self._beside.set_holders(setup.holders)
+        self.models.connect(blocks, self._joined)
+        self._reader = ArenaReader({self._holder: os.getpid()})
 
     def kept(self) -> dict[WorkerId, bytes]:
         """The workers that another deciding process may adopt, with their fingerprints, which contain the digests of
@@ -440,7 +409,6 @@ class AgentSession:
         """Use another connection: stop all workers that the deciding process does not keep, then report the kept
         ones."""
         self._connect(setup, send, blocks)
-        self.node.forget(self.node.stages)  # what the present one knows follows
         self._tell_spares()
         self._unadopted = {number: [] for number in self.node.workers}
         self._stopping = self._unadopted.keys() - setup.keep
@@ -475,16 +443,21 @@ class AgentSession:
         self._timers.add(timer)
 
     def _tell_spares(self) -> None:
-        self._send(SparesReport(self.node.spares.counted()))
+        self._send(self.node.spares.counted())
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}
+        self.node.forget(self.node.stages)
         self.node.learn(servables, record.wirings, threads_prepared=record.threads_prepared)
 
-    def _set_endpoints(self, record: Endpoints) -> None:
+    def _set_holders(self, record: Holders) -> None:
+        """Know who holds arenas with blocks. The deciding process is on this machine if it is `here`."""
+        self.models.is_beside = 0 in record.here
+        self._reader.set_holders({**record.here, self._holder: os.getpid()})
+        self._beside.set_holders(record.here)
         others = {
             holder: (host or self._joined[0], port)
-            for holder, (host, port) in record.by_holder.items()
+            for holder, (host, port) in record.endpoints.items()
             if holder != self._holder
         }
         self._blocks.set_endpoints(others)

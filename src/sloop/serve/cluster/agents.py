@@ -42,20 +42,17 @@ from sloop.serve.cluster.agent import (
     BatchRaised,
     CompleteWorker,
     ConnectParts,
-    Endpoints,
-    ForgetStages,
     FromAgent,
     LearnStages,
     NodeOrder,
     PipelineDrained,
     RunBatch,
-    SparesReport,
     WorkerDiffers,
     WorkerReport,
     WorkersKept,
 )
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Close, Free, Run
+from sloop.serve.messages import Close, Free, Holders, Run
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
     ArenaHolder,
@@ -298,7 +295,7 @@ class AgentBackend(KnownStages):
         self._receivers: dict[str, list[_ConnectedAgent]] = {}
         """By source, the agents that were told to fetch a model, in this order."""
         self._holders = holders or HolderTable()
-        self._holders.on_change.append(self._tell_endpoints)
+        self._holders.on_change.append(self._tell_holders)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
         self._files = FileServer(lambda: (), self._file_of_block)
         self._cut_files: dict[str, tuple[str, str]] = {}
@@ -312,7 +309,7 @@ class AgentBackend(KnownStages):
             PipelineDrained: self._on_drained,
             BatchRaised: self._on_raised,
             WorkerDiffers: self._on_differs,
-            SparesReport: self._on_spares,
+            SpareProcesses: self._on_spares,
         }
 
     @property
@@ -390,7 +387,7 @@ class AgentBackend(KnownStages):
         ended = sorted(stages)
         super().forget(ended)
         for agent in self._agents.values():
-            agent.records.send(ForgetStages(ended))
+            self._teach(agent)
 
     def spare_processes(self) -> dict[str, SpareProcesses]:
         return {name: agent.spares for name, agent in self._agents.items() if agent.has_joined}
@@ -686,10 +683,7 @@ class AgentBackend(KnownStages):
         def welcome(hello: AgentHello) -> None:
             nonlocal agent
             timer.cancel()
-            records.acts = IGNORING
             agent = self._welcome(hello, records)
-            if agent is not None:
-                records.acts = {kind: partial(act, agent) for kind, act in self._acts.items()}
 
         def on_end(why: str) -> None:
             timer.cancel()
@@ -704,6 +698,7 @@ class AgentBackend(KnownStages):
     def _welcome(self, hello: AgentHello, records: RecordLink) -> _ConnectedAgent | None:
         """An agent introduces its node."""
         node = self._nodes.get(hello.name)
+        records.acts = IGNORING
         why = self._objection(hello, node)
         if why:
             _log.error("the agent of %r (process %d) is sent away: %s", hello.name[:100], hello.pid, why)
@@ -717,12 +712,12 @@ class AgentBackend(KnownStages):
             self._on_end(old, "its agent has connected again")
         agent = _ConnectedAgent(hello, self._holders.number(), records)
         self._agents[hello.name] = agent
+        records.acts = {kind: partial(act, agent) for kind, act in self._acts.items()}
         self._arenas.add_holder(agent.holder, agent.blocks.free)
-        own = {0: self._pid} if hello.machine == machine() else {}
         if hello.server != self._name and len(hello.kept) <= KEPT_MAX:
             known, first = {self.fingerprint(*key) for key in self._servables} - {b""}, self._memory.first_worker
             agent.keep = tuple(worker for worker, does in hello.kept.items() if does in known and worker < first)
-        records.send(AgentSetup(agent.holder, own, self._name, agent.keep, self._memory.is_kept))
+        records.send(AgentSetup(agent.holder, self._name, agent.keep, self._memory.is_kept))
         self._teach(agent)
         self._holders.add(ArenaHolder(agent.holder, hello.machine, hello.pid, hello.endpoint))
         if hello.server:
@@ -797,14 +792,15 @@ class AgentBackend(KnownStages):
         servables = [(stage, variant, each) for (stage, variant), each in self._servables.items()]
         agent.records.send(LearnStages(servables, self._wirings, self._threads_prepared))
 
-    def _tell_endpoints(self) -> None:
+    def _tell_holders(self) -> None:
         """Tell agents who holds which arenas."""
         endpoints = self._holders.endpoints()
         beside = next(iter(self._holders.on(machine())), None)
         # Blocks of this machine's edges are sent by an agent beside them, else by this process.
         own = ("", self.port) if beside is None else endpoints[beside]
         for agent in self._agents.values():
-            agent.records.send(Endpoints({**endpoints, 0: own}))
+            here = {0: self._pid} if agent.hello.machine == machine() else {}
+            agent.records.send(Holders(here, {**endpoints, 0: own}))
 
     # What agents report. What no agent can have to say raises a `ProtocolError`, which ends its connection.
 
@@ -901,10 +897,10 @@ class AgentBackend(KnownStages):
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
             self._listener.on_finished(own, blocks, texts)
 
-    def _on_spares(self, agent: _ConnectedAgent, record: SparesReport) -> None:
-        if min(record.spares.count, record.spares.memory_bytes) < 0:
-            raise ProtocolError(f"an agent has {record.spares}")
-        agent.spares = record.spares
+    def _on_spares(self, agent: _ConnectedAgent, record: SpareProcesses) -> None:
+        if min(record.count, record.memory_bytes) < 0:
+            raise ProtocolError(f"an agent has {record}")
+        agent.spares = record
 
     def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
         placed = self._ended(agent, record.batch, record.replica)

@@ -60,12 +60,6 @@ T = TypeVar("T")
 # To the process that speaks with Ray
 
 
-class Join(Struct, frozen=True, array_like=True, tag=1):
-    """Join a cluster: `auto` for the one that runs on this machine, empty to start one."""
-
-    address: str
-
-
 class Want(Struct, frozen=True, array_like=True, tag=2):
     """Have an agent on each of these nodes, and on no others."""
 
@@ -76,7 +70,7 @@ class Want(Struct, frozen=True, array_like=True, tag=2):
     """Paths of certificate, key and authority on every node; none: connections are not encrypted."""
 
 
-ToRay = Join | Want | Close
+ToRay = Want | Close
 
 
 # From it
@@ -142,8 +136,8 @@ class RayNodes:
         ours, theirs = socket_pair()
         with theirs:
             self._link = RecordLink(self._loop, ours, Joined, {Joined: self._on_joined}, self._on_end)
-            self._process = spawn("sloop.serve.cluster.ray", (theirs.fileno(), os.getpid()), [theirs.fileno()])
-        self._send(Join(self._address))
+            arguments = (theirs.fileno(), os.getpid(), self._address)
+            self._process = spawn("sloop.serve.cluster.ray", arguments, [theirs.fileno()])
 
     def _send(self, record: ToRay) -> None:
         if self._link is not None:
@@ -230,14 +224,14 @@ class _Kept(Struct):
 
 
 class RayProcess:
-    """Does with Ray what `RayNodes` says. Each call of Ray's client blocks, so it has a thread of its own."""
+    """Does with Ray what `RayNodes` says, in the cluster at `address`: `auto` for the one that runs on this machine,
+    empty to start one. Each call of Ray's client blocks, so it has a thread of its own."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, address: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = ThreadPoolExecutor(CALLS_MAX, "ray")
         self.ended = asyncio.Event()
         acts: dict[type, Callable[[Any], None]] = {
-            Join: lambda record: self._spawn(self._join(record.address)),
             Want: self._on_want,
             Close: lambda _: self._spawn(self._close()),
         }
@@ -249,6 +243,7 @@ class RayProcess:
         self._kept: dict[str, _Kept] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._spawn(self._join(address))
 
     def _on_want(self, record: Want) -> None:
         self._want = record
@@ -410,14 +405,14 @@ def _check_reachable(address: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process that speaks with Ray."""
-    fd, parent = map(int, arguments)
+    fd, parent, address = int(arguments[0]), int(arguments[1]), arguments[2]
     begin(parent, (fd,))
     log_directly()
 
     async def serve() -> None:
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
-        await RayProcess(sock).ended.wait()
+        await RayProcess(sock, address).ended.wait()
 
     asyncio.run(serve())
     os._exit(0)  # Ray's threads would be waited for

@@ -51,7 +51,7 @@ from sloop.serve.copies import (
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edges import Edges
 from sloop.serve.insight import LEAVING, Insight
-from sloop.serve.planner import Definition, PlannerProcess
+from sloop.serve.planner import PlannerProcess
 from sloop.serve.protocols import Backend, ModelState, Readiness
 from sloop.systems.catalogue import beginning_with
 from sloop.systems.setup import application_in, build
@@ -236,7 +236,7 @@ class Deployer:
         self._keep(application, models)
         self._backend.learn(models, wirings_of(served), threads_prepared=found.threads)
         self._driver.add(served)
-        self._planner.add(key, Definition(name, version, found.definition))
+        self._planner.add(key, Deployed(name, version, found.definition))
         if self._needs_planner(parts):
             self._planner.start()
             self._driver.on_event(Planned(0, {}, restarted=True))
@@ -312,8 +312,9 @@ class Deployer:
             self._planner.start()
         for key, definition in definitions.items():
             version = made[key].version
-            self._planner.prepare(key, Definition(name, version, definition))
-            self._driver.on_event(SystemChanged(name, version, definition))
+            changed = SystemChanged(name, version, definition)
+            self._planner.prepare(key, changed)
+            self._driver.on_event(changed)
         if needs_planner:
             self._driver.on_event(Planned(0, {}, restarted=True))
         self._remember()

@@ -44,7 +44,6 @@ from sloop.serve.messages import (
     ReloadFiles,
     RequestEnded,
     ToEdge,
-    WithdrawModel,
 )
 from sloop.serve.network import NodeTls
 from sloop.serve.private import NOBODY
@@ -130,7 +129,6 @@ class EdgeServer:
             Free: self.sink.on_free,
             Page: self.sink.on_page,
             OfferModel: self._offer,
-            WithdrawModel: self._withdraw,
             DrainEdge: lambda _: self.port.drain(),
             ReloadFiles: lambda _: self._reload(),
             Holders: self.sink.set_holders,
@@ -201,14 +199,14 @@ class EdgeServer:
             self._access.reopen()
 
     def _offer(self, record: OfferModel) -> None:
+        if not record.answers:
+            self.service.remove(record.name)
+            self.sink.withdraw(record.name)
+            return
         self.sink.offer(record)
         validator = InputValidator(record.signature)
         described = (record.limits, record.labels, record.versions, record.joining)
         self.service.add(Model(record.name, record.slo_ns, validator, *described))
-
-    def _withdraw(self, record: WithdrawModel) -> None:
-        self.service.remove(record.name)
-        self.sink.withdraw(record.name)
 
 
 class EdgeProcess:
@@ -240,7 +238,7 @@ class EdgeProcess:
         os._exit(1)
 
     def _send_heartbeat(self) -> None:
-        self._link.flush()
+        self._link.say_alive()
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     def _count(self) -> None:

@@ -73,6 +73,8 @@ class NodeModels:
 
     def __init__(self, name: str, make_cache: Callable[[], WeightsCache]) -> None:
         self._name, self._make_cache = name, make_cache
+        self.is_beside = False
+        """Whether the deciding process is on this machine, with its files."""
         self._loop = asyncio.get_running_loop()
         self._cache: WeightsCache | None = None
         """The cache of fetched models; made when the first one is fetched."""
@@ -83,9 +85,9 @@ class NodeModels:
         self._tasks: set[Task[None]] = set()
         self._copying, self._making = asyncio.Lock(), asyncio.Lock()
 
-    def connect(self, blocks: BlockClient, joined: Endpoint, *, is_beside: bool) -> None:
-        """The deciding process is at `joined` from now on; `is_beside`: on this machine, with its files."""
-        self._blocks, self._joined, self._is_beside = blocks, joined, is_beside
+    def connect(self, blocks: BlockClient, joined: Endpoint) -> None:
+        """The deciding process is at `joined` from now on."""
+        self._blocks, self._joined = blocks, joined
         self._receptions.clear()  # they end without being told
 
     @property
@@ -111,10 +113,10 @@ class NodeModels:
         already. `on_fetch` is called when it begins to be fetched. Raises `MachineError` if it cannot be had; the
         coroutine raises this too, and `InputError`."""
         comes = servable.source or servable.cut is not None
-        if comes and (order.transfer is not None or not self._is_beside):
+        if comes and (order.transfer is not None or not self.is_beside):
             used = self._used(order.transfer, held)
             return self._fetched(order, servable, peers, held, used, on_fetch)
-        if servable.digest and (not self._is_beside or _is_missing(servable.model)):
+        if servable.digest and (not self.is_beside or _is_missing(servable.model)):
             return self._copied(servable, held)
         if servable.cut is None and _is_missing(servable.model):
             raise MachineError(_not_here(servable.model))
@@ -176,7 +178,7 @@ class NodeModels:
     async def _others(
         self, cut: CutModel, part: Worker, transfer: TransferId | None, held: HeldModel, reception: _Reception | None
     ) -> dict[int, str]:
-        if transfer is None and self._is_beside:
+        if transfer is None and self.is_beside:
             return {}
         cache = await self._cache_with(transfer, reception)
         return await self._blocks_of(cut, part.span.others.positions(len(cut.blocks)), {}, cache, held)

@@ -201,8 +201,6 @@ class NodeWorker:
         """The batch that ran at the last look."""
         self.silence = Silence()
         """Since then."""
-        self.is_joining = False
-        """Whether requests may share its forward passes."""
         self.pool_cores = 0.0
         """If its cores are not a cap: the cores of its node, which it shares with all such workers there; else 0."""
         self.shrink_to: float | None = None
@@ -302,11 +300,10 @@ class LiveNode(KnownStages):
         super().learn(servables, wirings, threads_prepared=threads_prepared)
         for worker in self.workers.values():
             lone = servables.get((worker.spec.stage, worker.spec.variant))
-            if lone is None or not lone.obstacle:
+            if lone is None or not lone.obstacle or worker.servable.obstacle:
                 continue
             worker.servable = structs.replace(worker.servable, obstacle=lone.obstacle)
-            if worker.is_joining and worker.process is not None:
-                worker.is_joining = False
+            if worker.process is not None and not isinstance(worker, NodeShadow):
                 worker.process.link.send(FrameKind.ALONE)
 
     def attach(self, listener: BackendListener) -> None:
@@ -491,7 +488,6 @@ class LiveNode(KnownStages):
         is_cut = section is not None or (
             servable.cut is not None and (servable.cut.for_shadows or self.on_passed is not None) and not worker.device
         )
-        worker.is_joining = batchable
         return StageSetup(
             *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
             threads=Grant(cores).threads,
@@ -670,7 +666,7 @@ class LiveNode(KnownStages):
                     self._on_done(worker, frame)
                 case FrameKind.FAILED:
                     self._on_failed(worker, frame)
-                case FrameKind.PASS | FrameKind.COMPLETE | FrameKind.DRAINED if worker.section is not None:
+                case FrameKind.PASS | FrameKind.COMPLETE | FrameKind.CONNECT if worker.section is not None:
                     self._on_section(worker, worker.section, frame)
                 case FrameKind.RESIZE:
                     self._finish_shrink(worker)
@@ -685,7 +681,7 @@ class LiveNode(KnownStages):
                     self._progress(worker, STEPS[frame.subject])
                 case FrameKind.REFUSED:
                     worker.error, worker.has_gpu_failed = _text(frame), frame.subject == 1
-                case FrameKind.DIFFERS:
+                case FrameKind.ALONE:
                     self.on_difference(worker.number, worker.spec.stage, worker.spec.variant, _text(frame))
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
@@ -798,7 +794,7 @@ class LiveNode(KnownStages):
                 self._clear_timer(worker)
             self._report(events.WorkerCompleted(worker.number))
             return
-        if frame.kind is FrameKind.DRAINED:
+        if frame.kind is FrameKind.CONNECT:
             if pipeline is not None:
                 pipeline.on_drained(section.place)
             else:

@@ -9,7 +9,7 @@ two, their agents carry what comes from one socket to the other over a connectio
 the answer comes from the last one too.
 
 If a worker dies, its pipeline is broken. The pipes to and from it close. A worker whose pipe ends first computes what
-has come, and then closes its own, so the last one knows when nothing comes any more, and says so (`DRAINED`). What was
+has come, and then closes its own, so the last one knows when nothing comes any more, and says so (`CONNECT`). What was
 passed on by the dead worker has been answered by then; the other batches are lost, and the backend reports those of
 other replicas. If the last worker dies, all are lost at once. If two machines cannot reach each other, the pipe between
 them closes too, which breaks the pipeline without a death. The workers that are left load all layers, and serve alone
