@@ -132,6 +132,26 @@ def play(
     uvloop.run(main())
 
 
+def test_a_worker_is_not_told_the_url_that_its_model_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may contain a password, and the model may be anybody's code."""
+    sent: list[bytes] = []
+    send = ProcessLink.send
+
+    def noted(link: ProcessLink, kind: FrameKind, *others: Any, **named: Any) -> None:
+        sent.extend(map(bytes, named.get("payload", ())))
+        send(link, kind, *others, **named)
+
+    monkeypatch.setattr(ProcessLink, "send", noted)
+
+    async def scene(backend: LiveNode, ear: Ear) -> None:
+        backend.order(StartWorker(A, spec()))
+        await ear.hear(WorkerReady)
+
+    play(scene, {"echo": Servable("fake:sleep:0:0", BYTES, source="http://user:password@store/model")})
+    assert b"fake:sleep:0:0" in b"".join(sent)
+    assert b"password" not in b"".join(sent)
+
+
 def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
     async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("mlp")))

@@ -35,7 +35,8 @@ from sloop.serve.dataflow import (
     read_whole,
     wire,
 )
-from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
+from sloop.serve.messages import BatchDone, Run, decoder, encode
+from sloop.serve.protocols import Servable, StageSetup
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
 from sloop.serve.worker import (
@@ -91,13 +92,9 @@ class Server:
                 except Exception as error:
                     self.error = error
 
-        setup = StageSetup(
-            *(wiring or alone("only", signature), signature, is_batchable, model),
-            holders={0: os.getpid()},
-            verify_first=verify_first,
-            operators=operators,
-            padding=padding,
-        )
+        obstacle = "" if is_batchable else "a test"
+        servable = Servable(model, signature, obstacle, operators=operators, verify_first=verify_first, padding=padding)
+        setup = StageSetup(wiring or alone("only", signature), servable, "local", holders={0: os.getpid()})
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
         self.thread.start()
@@ -652,7 +649,10 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
     with ours, theirs, subprocess.Popen(command, pass_fds=inherited, stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = ProcessChannel(ours)
-        channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True, str(mlp), prepared=4))])
+        channel.send(
+            FrameKind.SETUP,
+            payload=[encode(StageSetup(alone("only", MLP), Servable(str(mlp), MLP), "local", prepared=4))],
+        )
         while (received := channel.receive()) is not None and received.kind is not FrameKind.READY:
             pass
         ours.shutdown(socket.SHUT_WR)

@@ -11,12 +11,11 @@ from msgspec import Struct, structs
 
 from sloop.actions import Piece
 from sloop.app.limits import Limits
-from sloop.cuda import CudaDevice
 from sloop.serve.blocks import Block
-from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring
+from sloop.serve.dataflow import Assembly, GivenBlocks
 from sloop.shared_memory import Address
-from sloop.tensor import Padding, Port, Signature
-from sloop.vocabulary import LayerSet, Outcome
+from sloop.tensor import Port, Signature
+from sloop.vocabulary import Outcome
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -93,48 +92,6 @@ class CutBlock(Struct, frozen=True, array_like=True):
     from there, or from each other. Empty if no other machine needs it."""
     weights_sha256: str = ""
     """Of the file beside it with its weights (`sloop.profile.onnx_cut.data_file`); empty if it has none."""
-
-
-class StageSetup(Struct, frozen=True, array_like=True, tag=1):
-    """What a worker serves."""
-
-    wiring: StageWiring
-    signature: Signature
-    """Of its model."""
-    is_batchable: bool
-    """Whether requests may share a forward pass."""
-    model: str
-    """Its path, or `fake:…`."""
-    threads: int = 1
-    prepared: int = 0
-    """Sessions for 1 to so many threads are opened in the background."""
-    holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
-    """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
-    blocks: tuple[CutBlock, ...] = ()
-    """The blocks of a model that was cut, so that the worker can have a shadow or begin with a part; empty if it loads
-    the file as a whole."""
-    layers: LayerSet | None = None
-    """The blocks with which it begins as a part of a pipeline; None for all."""
-    device: CudaDevice | None = None
-    """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
-    digest: str = ""
-    """The digest to compare each time that the model is opened, if it is a user's own file, which may change."""
-    batches: tuple[int, ...] = (1,)
-    """The sizes of batches that it is to run before it is ready, ascending."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    """For inputs with open dimensions, the shape of one row that the profile was measured with."""
-    verify_first: int = 0
-    """How many of the first requests that share a forward pass are run again, alone, while the worker is idle."""
-    verify_share: float = 0.0
-    """The share of the later ones that are run again."""
-    operators: tuple[str, ...] = ()
-    """Libraries of operators that the model needs."""
-    memory_bytes: int = 0
-    """What plans count for the worker; 0: unknown."""
-    worker_bytes: int = 0
-    """What the user says that it may take; 0: nothing is said (`sloop.serve.worker_memory`)."""
-    padding: Padding | None = None
-    """How rows are padded, so that rows of different shapes share a forward pass; None: only equal shapes share one."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):

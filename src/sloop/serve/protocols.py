@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from sloop.actions import Order, RequestSimulation
+from sloop.cuda import CudaDevice
 from sloop.events import Event, Finished, Planned, Simulated
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
@@ -21,6 +22,7 @@ from sloop.tensor import Padding, Signature, Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     BatchId,
+    LayerSet,
     ModelWeights,
     Outcome,
     ReplicaId,
@@ -166,6 +168,11 @@ class Servable(Struct, frozen=True):
     """How requests of different lengths share a forward pass; None: only those of equal shapes do."""
 
     @property
+    def is_batchable(self) -> bool:
+        """Whether requests may share a forward pass."""
+        return not self.obstacle and self.signature.has_rows
+
+    @property
     def checked(self) -> str:
         """The digest to compare each time that the user's own file is opened; empty if a copy is opened."""
         return self.digest if self.model == self.original and not self.source else ""
@@ -174,6 +181,27 @@ class Servable(Struct, frozen=True):
         """Of `batches`, those that are not too large there; at least the smallest."""
         most = self.batch_max.get(hardware, 0)
         return tuple(rows for rows in self.batches if not most or rows <= most) or self.batches[:1]
+
+
+class StageSetup(Struct, frozen=True, array_like=True, tag=1):
+    """What a worker serves."""
+
+    wiring: StageWiring
+    servable: Servable
+    """Its model. `digest` is the one to compare each time that the model is opened, if it is a user's own file, which
+    may change. `cut` has the blocks that the worker loads, so that it can have a shadow or begin with a part; None if
+    it loads the file as a whole. There is no `source`, which may contain a password: models may be anybody's code."""
+    hardware: str
+    """The kind of its cores or its accelerator."""
+    threads: int = 1
+    prepared: int = 0
+    """Sessions for 1 to so many threads are opened in the background."""
+    holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
+    """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
+    layers: LayerSet | None = None
+    """The blocks with which it begins as a part of a pipeline; None for all."""
+    device: CudaDevice | None = None
+    """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True, tag=8):

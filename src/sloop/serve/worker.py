@@ -54,12 +54,12 @@ from sloop.serve.messages import (
     PassedBatch,
     Run,
     ShadowSetup,
-    StageSetup,
     decoder,
     encode,
 )
 from sloop.serve.pipelines import PartPipes, PartRuntime
 from sloop.serve.processes import begin, set_name
+from sloop.serve.protocols import StageSetup
 from sloop.serve.runtimes import (
     SUBSETS_MAX,
     Array,
@@ -369,51 +369,55 @@ class ModelWorker:
 
     def _run_alone(self) -> None:
         """From the next batch on, requests share no forward pass."""
-        self._setup: StageSetup = structs.replace(self._setup, is_batchable=False)
-        self._verification = Verification(self._setup.signature.outputs, 0, 0.0)
+        self._is_batchable = False
+        self._verification = Verification(self._servable.signature.outputs, 0, 0.0)
 
     def _opened(self, setup: StageSetup) -> Runtime:
         """The loaded model."""
-        self._setup = setup
-        self._verification = Verification(setup.signature.outputs, setup.verify_first, setup.verify_share)
+        self._setup, self._servable = setup, (servable := setup.servable)
+        self._is_batchable = servable.is_batchable
+        self._padding = servable.padding if self._is_batchable else None
+        signature, cut, hardware = servable.signature, servable.cut, setup.hardware
+        self._verification = Verification(signature.outputs, servable.verify_first, servable.verify_share)
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
-        ports = setup.signature.inputs
+        ports = signature.inputs
         self._counting = next((n for n, port in enumerate(ports) if port.counts_rows), None)
         self._opened_places = dict(open_places_of(ports))
         passed = setup.wiring.passed
         is_open = any(each.opened or each.from_client for each in passed)
         counted = [each for each in passed if each.counting is not None]
-        may_differ = any(each.is_whole or each.is_joined or not setup.is_batchable for each in counted)
+        may_differ = any(each.is_whole or each.is_joined or not self._is_batchable for each in counted)
         self._edges = passed if is_open or may_differ else ()
-        elements = setup.padding.elements(ports) if setup.padding is not None else []
+        elements = self._padding.elements(ports) if self._padding is not None else []
         self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
         set_name(f"sloop {setup.wiring.stage}")
-        prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
+        prepare_runtimes(servable.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
-        operators.use(setup.operators)
-        if is_python(Path(setup.model)):
+        operators.use(servable.operators)
+        if is_python(Path(servable.model)):
             follow_cores(self._threads)
         runtime: Runtime
-        expected = Expected(setup.batches, setup.shapes)
+        expected = Expected(servable.batches_on(hardware), servable.shapes)
         try:
-            if setup.layers is not None:
-                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers.between, expected)
+            if cut is not None and setup.layers is not None:
+                runtime = PartRuntime(cut.blocks, signature, setup.layers.between, expected)
                 self._pipes = PartPipes(is_last=runtime.is_last)
-            elif setup.blocks:
-                runtime = CutRuntime(setup.blocks, setup.signature, expected)
+            elif cut is not None:
+                runtime = CutRuntime(cut.blocks, signature, expected)
             else:
                 runtime = open_runtime(
-                    *(setup.model, setup.device, expected),
-                    examined=setup.signature,
-                    digest=setup.digest,
+                    *(servable.model, setup.device, expected),
+                    examined=signature,
+                    digest=servable.digest,
                     optional=setup.wiring.optional,
                 )
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
             give_back()
-            self._taken.expect(setup.memory_bytes, setup.worker_bytes, has_device=setup.device is not None)
+            memory_bytes = servable.memory_bytes.get(hardware, 0)
+            self._taken.expect(memory_bytes, servable.worker_bytes, has_device=setup.device is not None)
             self._taken.settle()
         except raised_by_users() as error:
             self._refuse(error)
@@ -544,7 +548,7 @@ class ModelWorker:
             what = f"{frame.subject} threads and a duty cycle of {frame.value} millionths"
             raise ProtocolError(f"a resize requests {what}")
         self._threads, self._duty = frame.subject, frame.value / MILLIONTHS
-        if is_python(Path(self._setup.model)):
+        if is_python(Path(self._servable.model)):
             follow_cores(self._threads)
         self._wanted.put(frame.subject)
         self._channel.send(FrameKind.RESIZE, frame.subject)
@@ -604,13 +608,12 @@ class ModelWorker:
     def _failure(self, error: BaseException) -> ModelFailure:
         """What to say of a failed batch. The inputs of an ONNX model can be to blame only where clients send them: what
         another stage has made of them is no matter of theirs."""
-        setup = self._setup
-        is_from_client = all(need.stage == APPLICATION for need in setup.wiring.inputs.needs)
+        is_from_client = all(need.stage == APPLICATION for need in self._setup.wiring.inputs.needs)
         if self._taken.refusal and is_out_of_memory(error):
             remedy = "if it should be served, give the application `limits: {worker_bytes: …}`"
             detail = f"{self._taken.refusal}: {failure_of(error).detail}; {remedy}"
             return ModelFailure(self._taken.refusal, detail, is_refusal=is_from_client)
-        if not is_python(Path(setup.model)) and is_from_client:
+        if not is_python(Path(self._servable.model)) and is_from_client:
             reason = fault_of_inputs(error)
             if reason:
                 return ModelFailure(reason, f"refused: {reason}", is_refusal=True)
@@ -620,11 +623,10 @@ class ModelWorker:
         self, visits: Sequence[Sequence[Tensor]], elements: Mapping[int, Any]
     ) -> tuple[list[list[int]], list[list[Array]]]:
         """The visits of each forward pass, and its inputs, padded with these elements by input."""
-        setup = self._setup
         passes = group(
             visits,
-            batchable=setup.is_batchable,
-            inputs=len(setup.signature.inputs),
+            batchable=self._is_batchable,
+            inputs=len(self._servable.signature.inputs),
             opened=self._opened_places if elements else {},
         )
         inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
@@ -633,7 +635,7 @@ class ModelWorker:
     def _kept(self, visits: Sequence[Sequence[Tensor]], outputs: Sequence[Array]) -> list[Kept]:
         """The parts of the inputs and outputs of each visit of a pass that remain when padding is cut off; empty if the
         pass is not padded."""
-        padding = self._setup.padding
+        padding = self._padding
         if padding is None or len({tuple([tensor.shape[1:] for tensor in tensors]) for tensors in visits}) == 1:
             return []
         ranks = [np.ndim(output) for output in outputs]
@@ -675,7 +677,7 @@ class ModelWorker:
         for members in passes:
             own = [order.outputs[places[index]] for index in members]
             needed = always if () in own else tuple(sorted({place for each in own for place in each}))
-            found.append(needed if len(needed) < len(self._setup.signature.outputs) else ())
+            found.append(needed if len(needed) < len(self._servable.signature.outputs) else ())
             if found[-1] and found[-1] not in self._choices and len(self._choices) < SUBSETS_MAX:
                 self._choices.add(found[-1])
                 self._wanted.put(found[-1])
@@ -761,7 +763,7 @@ class ModelWorker:
         places: list[int] = []
         faults: dict[int, str] = {}
         stage, parts, blocks = self._setup.wiring.stage, order.parts, order.blocks
-        count = len(self._setup.signature.inputs)
+        count = len(self._servable.signature.inputs)
         for place in range(order.visits):
             part, own = parts[place] if parts else 0, blocks[place * width : (place + 1) * width]
             try:
@@ -790,7 +792,7 @@ class ModelWorker:
         """The outputs of each visit, which has so many rows."""
         found: list[list[Tensor]] = [[] for _ in rows]
         for members, outputs in zip(passes, results, strict=True):
-            tensors = tensors_of(outputs, self._setup.signature.outputs)
+            tensors = tensors_of(outputs, self._servable.signature.outputs)
             for index, own in zip(members, split(tensors, [rows[index] for index in members]), strict=True):
                 found[index] = own
         return found

@@ -59,7 +59,6 @@ from sloop.serve.messages import (
     PairSetup,
     Run,
     ShadowSetup,
-    StageSetup,
     decoder,
     encode,
 )
@@ -68,7 +67,7 @@ from sloop.serve.node.models import NO_PEERS, HeldModel, NodeModels, Peers, why_
 from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.node.spares import SparePool
-from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
+from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses, StageSetup
 from sloop.serve.transport import Frame, FrameKind, ProcessLink, ProtocolError
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas
@@ -483,28 +482,21 @@ class LiveNode(KnownStages):
         if not spec.slot.is_capped and not spec.slot.accelerator:
             worker.pool_cores = self._pool_cores(worker)
         cores = worker.pool_cores or worker.cores
-        batchable = not servable.obstacle and servable.signature.has_rows
+        cut = servable.cut
         # What another process starts here has the model's blocks only, from which all workers load it.
-        is_cut = section is not None or (
-            servable.cut is not None and (servable.cut.for_shadows or self.on_passed is not None) and not worker.device
-        )
+        if cut is not None and section is None and (worker.device or not (cut.for_shadows or self.on_passed)):
+            cut = None
+        if cut is not None:
+            cut = structs.replace(cut, layers={})
         return StageSetup(
-            *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
+            self._wirings[spec.stage],
+            structs.replace(servable, cut=cut, digest=servable.checked, source=""),
+            spec.slot.hardware,
             threads=Grant(cores).threads,
             prepared=self._threads_prepared,
             holders=self._holders,
-            blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
             layers=section.part.span if section is not None else None,
             device=worker.device,
-            operators=servable.operators,
-            digest=servable.checked,
-            batches=servable.batches_on(spec.slot.hardware),
-            shapes=dict(servable.shapes),
-            verify_first=servable.verify_first,
-            verify_share=servable.verify_share,
-            memory_bytes=servable.memory_bytes.get(spec.slot.hardware, 0),
-            worker_bytes=servable.worker_bytes,
-            padding=servable.padding if batchable else None,
         )
 
     def _are_starting(self) -> bool:
