@@ -1,9 +1,8 @@
-"""The exposition against a log by hand, and against plain counting over the logs of random worlds with faults.
+"""The exposition of a log by hand, and beside the summary of random worlds with faults.
 
-The run state behind it has tests of its own, in `tests/runlog`.
+What is counted, and when, is decided by the fold behind it, whose tests are in `tests/runlog`.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -26,7 +25,7 @@ from sloop.actions import (
     VersionState,
 )
 from sloop.app.application import Application, Stage, SystemChoice, Variant
-from sloop.app.graph import Each, Graph
+from sloop.app.graph import Graph
 from sloop.core.views import Belief
 from sloop.events import (
     BatchFailed,
@@ -40,7 +39,7 @@ from sloop.events import (
     WorkerReady,
     WorkerResized,
 )
-from sloop.runlog import MemoryLog, Record
+from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.serve.driver import Turns
 from sloop.serve.messages import EdgeCounts
@@ -48,23 +47,13 @@ from sloop.serve.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics
 from sloop.serve.protocols import SpareProcesses
 from sloop.sim import simulate
 from sloop.sim.worlds import random_world
-from sloop.systems.setup import build, set_up
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, RequestId, Slot
 from tests.core.scene import request
 
 Scraped = dict[tuple[str, tuple[str, ...]], float]
 
 ONE = Application("demo", 200, (Stage("only", (Variant("v"),)),), SystemChoice("static"))
-DIAMOND = Application(
-    "demo",
-    200,
-    tuple(
-        Stage(name, (Variant("v"),), after)
-        for name, after in {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}.items()
-    ),
-    SystemChoice("static"),
-)
 
 
 class Version(Struct):
@@ -171,65 +160,6 @@ def test_rows_passes_and_padding_of_batches_are_counted_over_all_core_counts() -
     assert (seen["sloop_row_elements_total", key], seen["sloop_padding_elements_total", key]) == (550, 30)
 
 
-def test_a_stage_with_two_before_it_is_entered_when_both_are_done() -> None:
-    places = {"a": 0, "b": 1, "c": 2, "d": 3}
-    seen = told(
-        DIAMOND,
-        *((0, start(replica, stage)) for stage, replica in places.items()),
-        (10, request(1, at_ms=10)),
-        (10, batch(0, 0, 1, stage="a")),
-        (20, finished(0, 0)),
-        (21, batch(1, 1, 1, stage="b")),
-        (22, batch(2, 2, 1, stage="c")),
-        (30, finished(2, 2)),
-        (40, finished(1, 1)),
-        (44, batch(3, 3, 1, stage="d")),
-    )
-    waits = {stage: seen["sloop_queue_wait_seconds_sum", (stage,)] for stage in places}
-    assert waits == pytest.approx({"a": 0, "b": 0.001, "c": 0.002, "d": 0.004})
-    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in places)
-
-
-FANNED = Application(
-    "fanned",
-    1000,
-    (
-        Stage("a", (Variant("v"),)),
-        Stage("b", (Variant("v"),), ("a",), each=Each("a", "rows")),
-        Stage("c", (Variant("v"),), ("b",), join=True),
-    ),
-    SystemChoice("static"),
-)
-
-
-def test_parts_wait_each_for_itself_and_what_is_given_up_is_counted_where_it_waited() -> None:
-    seen = told(
-        FANNED,
-        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
-        (10, request(1, at_ms=10)),
-        (10, batch(0, 0, 1, stage="a")),
-        (20, Finished(BatchId(0), ReplicaId(0), ms(1), ((3,),))),
-        (21, StartBatch(BatchId(1), ReplicaId(1), "b", (RequestId(1), RequestId(1)), (0, 2))),
-        (30, finished(1, 1)),
-        (32, End(RequestId(1), Outcome.DROPPED, "too late")),
-    )
-    assert seen["sloop_queue_wait_seconds_sum", ("b",)] == pytest.approx(0.002)
-    assert all(seen["sloop_queue_length", (stage,)] == 0 for stage in "abc")
-    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 1, 0]
-
-
-def test_who_waits_on_two_branches_is_given_up_on_one() -> None:
-    seen = told(
-        DIAMOND,
-        *((0, start(replica, stage)) for stage, replica in {"a": 0, "b": 1, "c": 2}.items()),
-        (10, request(1, at_ms=10)),
-        (10, batch(0, 0, 1, stage="a")),
-        (20, finished(0, 0)),
-        (32, End(RequestId(1), Outcome.DROPPED, "too late", stage="c")),
-    )
-    assert [seen["sloop_drops_total", (stage,)] for stage in "abc"] == [0, 0, 1]
-
-
 def test_a_cold_start_is_told_step_by_step() -> None:
     seen = told(
         ONE,
@@ -250,58 +180,6 @@ def test_a_cold_start_is_told_step_by_step() -> None:
     assert seen["sloop_cores_allocated", ("only",)] == 6
     assert [seen["sloop_replicas", (life, "only", "v")] for life in ("starting", "ready", "draining")] == [1, 0, 1]
     assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.5 + 4 * 0.15 + 2 * 0.05)
-
-
-def test_what_a_lost_replica_ran_waits_again() -> None:
-    seen = told(
-        ONE,
-        (0, start(0)),
-        (0, start(1)),
-        (1, request(1, at_ms=1)),
-        (1, batch(0, 0, 1)),
-        (5, WorkerLost(ReplicaId(0), "gone")),
-        (5, Decided("lost", "gone", "only")),
-        (8, batch(1, 1, 1)),
-        (9, finished(0, 0)),
-    )
-    assert seen["sloop_queue_wait_seconds_sum", ("only",)] == pytest.approx(0.003)
-    assert seen["sloop_replicas_lost_total", ("only", "v")] == 1
-    assert seen["sloop_decisions_total", ("lost",)] == 1
-    assert seen["sloop_cores_in_use", ("only",)] == 2
-    assert ("sloop_service_time_seconds_sum", ("only", "v")) not in seen
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_agrees_with_counting_over_the_log_of_a_random_world(seed: int) -> None:
-    world = random_world(seed)
-    log, metrics = MemoryLog(), Metrics(set_up(world.deployment).parts(), build=build)
-    simulate(world, [log])
-    for now_ns, record in log:
-        metrics.state.append(now_ns, record)
-    seen = scrape(metrics)
-    ends = Counter(record.outcome for _, record in log if isinstance(record, End))
-    assert {outcome: seen["sloop_requests_total", (outcome.value,)] for outcome in Outcome} == {
-        outcome: ends[outcome] for outcome in Outcome
-    }
-    assert sum(record_is_open(log).values()) == seen["sloop_requests_open", ()] == 0
-    of_replica = {r.worker: (r.spec.stage, r.spec.variant) for _, r in log if isinstance(r, StartWorker)}
-    sizes: dict[tuple[str, ...], int] = defaultdict(int)
-    batches: Counter[tuple[str, ...]] = Counter()
-    visits = 0
-    for _, record in log:
-        if isinstance(record, StartBatch):
-            visits += len(record.requests)
-            sizes[of_replica[record.replica]] += record.rows
-            batches[of_replica[record.replica]] += 1
-    for key, total in sizes.items():
-        assert seen["sloop_batch_size_sum", key] == total
-        assert seen["sloop_batch_size_count", key] == batches[key]
-        assert seen["sloop_batch_size_bucket", ("+Inf", *key)] == batches[key]
-    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_length") == 0
-    assert sum(v for (name, _), v in seen.items() if name == "sloop_queue_wait_seconds_count") == visits
-    assert sum(v for (name, _), v in seen.items() if name == "sloop_decisions_total") == sum(
-        isinstance(record, Decided) for _, record in log
-    )
 
 
 def test_a_request_in_pieces_waits_once_until_its_first_rows_begin() -> None:
@@ -338,19 +216,17 @@ def test_no_figure_is_counted_twice(seed: int) -> None:
         assert count == stage.visits
         assert wait_s == pytest.approx(1e-3 * (stage.mean_wait_ms or 0.0) * stage.visits)
         assert seen["sloop_drops_total", (stage.stage,)] == stage.dropped
+        sizes = {
+            kind: sum(
+                value
+                for (name, at), value in seen.items()
+                if name == f"sloop_batch_size_{kind}" and at[0] == stage.stage
+            )
+            for kind in ("count", "sum")
+        }
+        assert sizes == {"count": stage.batches, "sum": pytest.approx((stage.mean_batch or 0.0) * stage.batches)}
     core_s = sum(value for (name, _), value in seen.items() if name == "sloop_core_seconds_total")
     assert core_s == pytest.approx(row.core_seconds)
-
-
-def record_is_open(log: MemoryLog) -> Counter[RequestId]:
-    """+1 for each arrival, -1 for each end."""
-    balance: Counter[RequestId] = Counter()
-    for _, record in log:
-        if isinstance(record, Request):
-            balance[record.id] += 1
-        elif isinstance(record, End):
-            balance[record.request] -= 1
-    return balance
 
 
 def test_nothing_has_been_missed_before_the_first_end() -> None:
@@ -373,13 +249,6 @@ def test_samples_are_sorted_into_histograms_before_they_become_many() -> None:
     assert seen["sloop_request_duration_seconds_bucket", ("0.0005", "served")] == SAMPLES_MAX + 100
     assert seen["sloop_service_time_seconds_count", ("only", "v")] == SAMPLES_MAX + 100
     assert scrape(metrics) == seen, "a scrape changes nothing"
-
-
-def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
-    """As tables and pages count them: `/metrics` used to count them from the effect."""
-    seen = told(ONE, (0, start(0)), (100, ResizeWorker(ReplicaId(0), 4)), (200, End(RequestId(9), Outcome.SERVED)))
-    assert seen["sloop_cores_allocated", ("only",)] == 4
-    assert seen["sloop_core_seconds_total", ("only",)] == pytest.approx(2 * 0.1 + 4 * 0.1)
 
 
 # Several models
@@ -615,6 +484,7 @@ def test_tries_that_come_to_nothing_are_counted() -> None:
     )
     assert seen["sloop_request_tries_failed_total", ("raised", "only", "v")] == 2
     assert seen["sloop_request_tries_failed_total", ("worker", "only", "v")] == 1
+    assert seen["sloop_replicas_lost_total", ("only", "v")] == 1
 
 
 @pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "plain"])
