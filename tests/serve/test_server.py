@@ -482,8 +482,25 @@ described, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 settings = Settings(http_port=0, grpc_port=0, state_folder=folder, grace_s=0)
 limits = ServerLimits(drain_s=10, spare_workers=0)
 deployment = replace(load_deployment(described), limits=limits)
-serve(deployment, settings, on_start=lambda server: print(server.http_port, flush=True))
+serve(deployment, settings, on_start=lambda server: print(server.http_port, server.grpc_port, flush=True))
 """
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, model: Path, *, script: str = SCRIPT, stderr: int | None = None
+) -> Iterator[tuple["subprocess.Popen[str]", int, int]]:
+    """A ready server in a process of its own, which is killed if it is still there at the end; with its ports for HTTP
+    and for gRPC."""
+    command = [sys.executable, "-c", script, json.dumps(document(model)), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port, grpc_port = map(int, process.stdout.readline().split())
+            wait_until_ready(port)
+            yield process, port, grpc_port
+        finally:
+            process.kill()
 
 
 def obeyed(grace_s: float, *signals: signal.Signals, begins: bool = True) -> list[str]:
@@ -532,13 +549,7 @@ def test_readiness_is_withdrawn_before_the_drain_and_ctrl_c_or_a_second_signal_d
 def test_after_sigterm_it_serves_on_as_not_ready(tmp_path: Path, mlp: Path, edges: int) -> None:
     """On connections that are open and on new ones, until another signal comes or the time has passed."""
     script = SCRIPT.replace("grace_s=0", f"grace_s={LONG_S}, edges={edges}")
-    script = script.replace("print(server.http_port", "print(server.http_port, server.grpc_port")
-    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        port, grpc_port = map(int, process.stdout.readline().split())
-        wait_until_ready(port)
+    with started(tmp_path, mlp, script=script) as (process, port, grpc_port), contextlib.ExitStack() as stack:
         client = stack.enter_context(grpc_client.InferenceServerClient(f"127.0.0.1:{grpc_port}"))
         assert client.is_server_ready()
         kept = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)))
@@ -572,29 +583,16 @@ def test_after_sigterm_it_serves_on_as_not_ready(tmp_path: Path, mlp: Path, edge
 def test_sigterm_ends_whatever_clients_do(tmp_path: Path, mlp: Path) -> None:
     """Half a head, half a body, nothing, and an answer that nobody takes."""
     script = SCRIPT.replace("drain_s=10", "drain_s=1")
-    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    wires: list[socket.socket] = []
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        wait_until_ready(port)
-        head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\n"
-        page = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+    head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\n"
+    page = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+    with started(tmp_path, mlp, script=script) as (process, port, _), contextlib.ExitStack() as wires:
         for sent in (b"", head, head + b"content-length: 100\r\n\r\n{", page * 2000):
-            wires.append(socket.create_connection(("127.0.0.1", port), timeout=20))
-            wires[-1].setblocking(False)
+            wire = wires.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            wire.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                wires[-1].send(sent)
+                wire.send(sent)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        for wire in wires:
-            wire.close()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def test_a_server_whose_core_fails_answers_and_ends(tmp_path: Path, mlp: Path) -> None:
@@ -608,33 +606,19 @@ def fail(self, now_ns, event, *rest):
     return handle(self, now_ns, event, *rest)
 Core.handle = fail
 """
-    command = [sys.executable, "-c", broken + SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        wait_until_ready(port)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("POST", "/v2/models/demo/infer", json.dumps(infer_body(2)))
-        answer = connection.getresponse()
-        assert answer.status == 500
-        assert b"core has failed" in answer.read()
-        connection.close()
+    with started(tmp_path, mlp, script=broken + SCRIPT, stderr=subprocess.PIPE) as (process, port, _):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("POST", "/v2/models/demo/infer", json.dumps(infer_body(2)))
+            answer = connection.getresponse()
+            assert answer.status == 500
+            assert b"core has failed" in answer.read()
         _, said = process.communicate(timeout=20)
         assert process.returncode == 1
         assert "the core has failed: AssertionError('a bug')" in said
-    finally:
-        process.kill()
-        process.wait(10)
 
 
 def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Path, mlp: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        wait_until_ready(port)
+    with started(tmp_path, mlp) as (process, port, _):
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(20)]
         for connection in connections:
             connection.request("POST", "/v2/models/demo/infer", json.dumps(infer_body(2)))
@@ -645,11 +629,6 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
             answer.read()
             connection.close()
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
     assert_replays(tmp_path)
     found = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in found.splitlines() if "sloop.serve.worker" in line and f" {process.pid} " in line]
@@ -658,12 +637,7 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
 def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path: Path, mlp: Path) -> None:
     """Neither one that serves nor one that waits for a model."""
     script = SCRIPT.replace("spare_workers=0", "spare_workers=1")
-    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        wait_until_ready(port)
+    with started(tmp_path, mlp, script=script) as (process, port, _):
         until_s = time.monotonic() + 60
         while 'sloop_spare_workers{node="local"} 1.0' not in metrics_at(port):
             assert time.monotonic() < until_s, "no worker waits"
@@ -695,13 +669,7 @@ def is_running(pid: str) -> bool:
 
 
 def test_clients_that_send_half_a_request_do_not_delay_the_end(tmp_path: Path, mlp: Path) -> None:
-    script = SCRIPT.replace("print(server.http_port", "print(server.http_port, server.grpc_port")
-    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        port, grpc_port = map(int, process.stdout.readline().split())
-        wait_until_ready(port)
+    with started(tmp_path, mlp) as (process, port, grpc_port), contextlib.ExitStack() as stack:
         fields = ((":method", "POST"), (":path", f"/{SERVICE}/ModelInfer"), ("content-type", "application/grpc"))
         begun = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, encode(*fields))
         half = begun + frame(DATA, 0, 1, b"\0" + (50_000).to_bytes(4, "big") + bytes(10_000))
