@@ -46,7 +46,7 @@ from sloop.profile.examine import Declared, ExaminedModel, examine
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
 from sloop.profile.profile import Joining, beside, digest, digest_of_all, files_of_weights, joining_in
 from sloop.serve.protocols import ExaminedFile
-from sloop.serve.weights.folder import FILES, USED, ModelPins, locked_file, source_of, usual_folder
+from sloop.serve.weights.folder import FILES, USED, ModelPins, locked_file, source_of, sync, usual_folder
 from sloop.text import listed
 from sloop.user_code import SOURCES, modules_beside
 
@@ -398,7 +398,7 @@ def _made(entry: Path, content: _Content) -> int | None:
             for _ in range(TRIES):
                 with contextlib.suppress(OSError):
                     part.rename(entry)
-                    _sync(entry.parent)
+                    sync(entry.parent)
                     return lock
                 kept = _kept(entry, content.digest)
                 if kept is not None:  # another process was quicker
@@ -463,14 +463,6 @@ def _place_without(entry: Path) -> int:
     except OSError:
         lock = None
     return -1 if lock is None else lock
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove(entry: Path) -> None:

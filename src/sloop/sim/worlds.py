@@ -18,6 +18,7 @@ read from the registries, so that a new policy does not change the worlds of old
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
@@ -421,6 +422,13 @@ def world_around(deployment: Deployment, rates_rps: Mapping[str, float], seed: i
     return replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
 
 
+def _with_applications(world: World, change: Callable[[Application], Application], **fields: Any) -> World:  # noqa: ANN401
+    """The same world with other applications, those that are deployed later included, and with these fields."""
+    deployment = replace(world.deployment, applications=tuple(map(change, world.deployment.applications)))
+    changes = tuple(replace(each, deploy=each.deploy and change(each.deploy)) for each in world.changes)
+    return replace(world, deployment=deployment, changes=changes, **fields)
+
+
 def _provisioned(world: World) -> World:
     """In one world of four, the same with weights of some size, which come over a network as a policy says. From a
     separate stream, so that the others do not change."""
@@ -438,12 +446,7 @@ def _provisioned(world: World) -> World:
 
     topology = TopologyTruth(own.choice((2e3, 2e4)), own.choice(("shared", "per_node")), 1e4, 2, 1.5e4)
     network = replace(world.truth.network or NetworkTruth(topology=topology), topology=topology)
-    return replace(
-        world,
-        deployment=replace(world.deployment, applications=tuple(map(provided, world.deployment.applications))),
-        changes=tuple(replace(each, deploy=each.deploy and provided(each.deploy)) for each in world.changes),
-        truth=replace(world.truth, network=network),
-    )
+    return _with_applications(world, provided, truth=replace(world.truth, network=network))
 
 
 def _sharing(world: World) -> World:
@@ -452,17 +455,9 @@ def _sharing(world: World) -> World:
     own = stream(world.seed, "sharing")
     if own.random() >= 0.25:
         return world
-
-    def sharing(application: Application) -> Application:
-        return with_sharing(application, own)
-
     truth = own.choice((InterferenceTruth(), InterferenceTruth(error=own.choice((0.0, 0.5, 3.0))), OTHER_INTERFERENCE))
-    return replace(
-        world,
-        deployment=replace(world.deployment, applications=tuple(map(sharing, world.deployment.applications))),
-        changes=tuple(replace(each, deploy=each.deploy and sharing(each.deploy)) for each in world.changes),
-        truth=replace(world.truth, interference=truth),
-    )
+    sharing = partial(with_sharing, random=own)
+    return _with_applications(world, sharing, truth=replace(world.truth, interference=truth))
 
 
 def _mixed(world: World) -> World:
@@ -479,12 +474,8 @@ def _mixed(world: World) -> World:
     def mixed(application: Application) -> Application:
         return replace(application, stages=tuple(with_sizes(stage, own) for stage in application.stages))
 
-    return replace(
-        world,
-        clients={name: bringing(clients) for name, clients in world.clients.items()},
-        deployment=replace(world.deployment, applications=tuple(map(mixed, world.deployment.applications))),
-        changes=tuple(replace(each, deploy=each.deploy and mixed(each.deploy)) for each in world.changes),
-    )
+    clients = {name: bringing(clients) for name, clients in world.clients.items()}
+    return _with_applications(world, mixed, clients=clients)
 
 
 def with_sizes(stage: Stage, own: Random) -> Stage:
@@ -533,11 +524,7 @@ def _uncapped(world: World) -> World:
         system = replace(application.system, parameters=parameters)
         return with_uncapped(replace(application, system=system), own, cores)
 
-    return replace(
-        world,
-        deployment=replace(world.deployment, applications=tuple(map(uncapped, world.deployment.applications))),
-        changes=tuple(replace(each, deploy=each.deploy and uncapped(each.deploy)) for each in world.changes),
-    )
+    return _with_applications(world, uncapped)
 
 
 def with_sharing(application: Application, random: Random) -> Application:

@@ -228,11 +228,11 @@ class ModelFolder:
     def commit(self, part: Path, record: EntryRecord, key: str, name: str) -> tuple[CachedModel, int]:
         """Make the files of a transfer a model; returns it with a lock that protects it, as `pin` does."""
         for folder in {part / FILES, *(file.parent for file in files_in(part / FILES))}:
-            _sync(folder)
+            sync(folder)
         _write(part / ENTRY, msgspec.json.encode(record))
         (part / USED).touch()
         self.note_use(part)
-        _sync(part)
+        sync(part)
         version = hashlib.sha256(repr([(f.name, f.version, f.sha256) for f in record.files]).encode()).hexdigest()[:16]
         folder = self.folder / f"{name}-{key}-{version}"
         with self._locked():
@@ -248,7 +248,7 @@ class ModelFolder:
             assert lock is not None, part
             part.rename(folder)
         (folder / STATE).unlink(missing_ok=True)  # not sooner: until now, peers are told by it that the files are here
-        _sync(self.folder)
+        sync(self.folder)
         return CachedModel(folder, record), lock
 
     def discard(self, part: Path) -> None:
@@ -467,7 +467,7 @@ def _write(path: Path, content: bytes, *, is_lasting: bool = True) -> None:
     new.replace(path)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Write the names in a folder to the disk (fsync)."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
