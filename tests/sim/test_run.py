@@ -10,8 +10,6 @@ import pytest
 
 from sloop.actions import (
     AcquireNode,
-    Assigned,
-    Decided,
     End,
     ReleaseNode,
     RequestPlan,
@@ -28,7 +26,7 @@ from sloop.sim import Violation, World, simulate
 from sloop.sim.worlds import random_world
 from sloop.systems.replay import replay_log
 from sloop.units import ms, s
-from sloop.vocabulary import Outcome, Request
+from sloop.vocabulary import Outcome
 from sloop.workload import trace_of
 from tests.sim.scene import (
     WORK_CONSERVING,
@@ -290,111 +288,16 @@ def renting_for_a_while() -> World:
 # Versions
 
 
-def rollouts(records: Sequence[tuple[int, Record]]) -> list[tuple[str, VersionState, float]]:
-    return [(record.version, record.state, round(record.share, 2)) for _, record in of_type(records, Rollout)]
-
-
-def test_a_new_version_serves_when_it_is_ready_and_no_request_is_lost() -> None:
-    records = records_of(several(("a",), changes=[{"at_s": 2, "deploy": application("a")}]))
-    assert rollouts(records) == [
-        ("2", VersionState.STARTING, 0.0),
-        ("2", VersionState.SERVING, 1.0),
-        ("1", VersionState.RETIRING, 0.0),
-        ("1", VersionState.RETIRED, 0.0),
-    ]
-    at_ns = [now_ns for now_ns, _ in of_type(records, Rollout)]
-    assert at_ns[0] == s(2)
-    assert s(2.5) <= at_ns[1] <= s(3.5), "after its cold start"
-    stages = Counter(record.stage for _, record in of_type(records, StartBatch))
-    assert stages.keys() == {"only", "a@2/only"}
-    assert outcomes(records).keys() == {"served"}
-
-
 def test_a_model_replaced_fifty_times_loses_no_request() -> None:
     """At half of the capacity of one replica, which serves 100 requests a second in batches."""
     changes = [{"at_s": 2 + 2 * number, "deploy": application("a")} for number in range(50)]
     calm = records_of(several(("a",), duration_s=104.0, rates={"a": 50.0}))
     busy = records_of(several(("a",), duration_s=104.0, rates={"a": 50.0}, changes=changes))
-    assert len([state for _, state, _ in rollouts(busy) if state is VersionState.RETIRED]) == 50
+    assert sum(record.state is VersionState.RETIRED for _, record in of_type(busy, Rollout)) == 50
     before, after = outcomes(calm), outcomes(busy)
     assert before.total() == after.total() > 5_000
     assert after["failed"] == after["rejected"] == 0
     assert after["served"] >= 0.99 * before["served"]
-
-
-def canary_of(profile_error: float) -> World:
-    canary = {"share": 0.3, "promote_after_s": 6, "requests_min": 30}
-    change = {
-        "at_s": 2,
-        "deploy": application("a", slo_ms=40),
-        "canary": canary,
-        "truth": {"profile_error": profile_error},
-    }
-    return several(
-        ("a",),
-        slo_ms=40,
-        rates={"a": 40.0},
-        duration_s=20.0,
-        changes=[change],
-        system={"name": "static", "drop": "never"},
-    )
-
-
-def test_a_bad_canary_goes_back_and_a_good_one_serves_all() -> None:
-    bad = records_of(canary_of(6.0))
-    assert [state for version, state, _ in rollouts(bad) if version == "2"] == [
-        VersionState.STARTING,
-        VersionState.CANARY,
-        VersionState.RETIRING,
-        VersionState.RETIRED,
-    ]
-    ((_, why),) = [
-        (version, record.why)
-        for _, record in of_type(bad, Rollout)
-        for version in [record.version]
-        if record.state is VersionState.RETIRING
-    ]
-    assert why.startswith("rolled back: ")
-    requests = outcomes(bad)
-    assert requests["served"] > 0.85 * requests.total()
-    good = records_of(canary_of(1.0))
-    assert [(version, state) for version, state, _ in rollouts(good)][-3:] == [
-        ("2", VersionState.SERVING),
-        ("1", VersionState.RETIRING),
-        ("1", VersionState.RETIRED),
-    ]
-    assert outcomes(good)["served"] > outcomes(bad)["served"]
-
-
-def test_a_canary_gets_its_share() -> None:
-    records = records_of(canary_of(1.0))
-    entered = {
-        state: now_ns for now_ns, record in of_type(records, Rollout) for state in [(record.version, record.state)]
-    }
-    begin_ns, end_ns = entered["2", VersionState.CANARY], entered["2", VersionState.SERVING]
-    assigned = Counter(
-        record.application for now_ns, record in of_type(records, Assigned) if begin_ns < now_ns < end_ns
-    )
-    assert assigned["a@2"] / assigned.total() == pytest.approx(0.3, abs=0.02)
-
-
-def test_an_application_that_is_removed_takes_no_more_requests_and_finishes_those_it_has() -> None:
-    records = records_of(several(("a", "b"), changes=[{"at_s": 2, "remove": "b"}]))
-    names = {record.id: record.application for _, record in of_type(records, Request)}
-    sent_ns = {record.id: now_ns for now_ns, record in of_type(records, Request)}
-    for _, record in of_type(records, End):
-        removed = names[record.request] == "b" and sent_ns[record.request] >= s(2)
-        assert (record.outcome is Outcome.REJECTED) is removed
-    assert ("1", VersionState.RETIRED, 0.0) in rollouts(records)
-
-
-def test_an_application_without_requests_rests_and_wakes() -> None:
-    played = several(("a", "b"), rest_after_s=1.0, rates={"a": 20.0, "b": 0.3}, duration_s=20.0)
-    records = records_of(played)
-    rests = [record for _, record in of_type(records, Decided) if record.kind == "rest"]
-    assert {record.application for record in rests} == {"b"}
-    assert outcomes(records).keys() <= {"served", "late", "dropped"}
-    assert replay_log(records, played.setup().core()).difference is None
 
 
 def test_requests_to_a_resting_application_wait_for_its_start_as_in_a_server() -> None:
