@@ -92,7 +92,8 @@ class UnitCode:
         self._parse()
         self._identify()
         self._check_values()
-        self._lock()
+        lock(self.code, self._maps.registers, R9, "contended")
+        self._count("packets")
         self._lose()
         self._open_slot()
         self._mark_arrived()
@@ -206,25 +207,6 @@ class UnitCode:
         self.code.load(8, R3, R9, offset)
         self.code.add(R3, 1)
         self.code.store(8, R9, offset, R3)
-
-    def _lock(self) -> None:
-        """One packet at a time on all processors. Waits a little, then drops: a loss gives no verdict, never a wrong
-        one."""
-        code = self.code
-        code.value_address(R9, self._maps.registers)
-        again, got = code.unique("spin"), code.unique("locked")
-        code.mov(R1, 0)
-        code.label(again)
-        code.mov(R0, 0)
-        code.mov(R2, 1)
-        code.exchange_if_equal(R9, AT_LOCK, R2)
-        code.jump_if(R0, "==", 0, got)
-        code.add(R1, 1)
-        code.jump_if(R1, "<", SPINS, again)
-        code.jump("contended")
-        code.label(got)
-        code.mov(R1, 0)
-        self._count("packets")
 
     def _find_slot(self) -> None:
         """R7 = the state of the packet's slot, R8 = its epoch."""
@@ -663,7 +645,8 @@ class UnitCode:
         """A packet that the unit sent to itself: the next message of its slot, if that is still of its epoch."""
         code = self.code
         code.label("again")
-        self._lock()
+        lock(self.code, self._maps.registers, R9, "contended")
+        self._count("packets")
         self._find_slot()
         code.load(4, R3, R7, AT_STARTED)
         code.jump_if(R3, "==", 0, "drop")
@@ -705,6 +688,24 @@ class UnitCode:
         code.label("foreign")
         code.mov(R0, XDP_PASS)
         code.exit()
+
+
+def lock(code: BpfAssembler, registers: KernelMap, at: BpfRegister, contended: str) -> None:
+    """`at` = the registers, for one packet at a time on all processors. Waits a little, then goes to `contended`, where
+    it is dropped: a loss gives no verdict, never a wrong one."""
+    code.value_address(at, registers)
+    again, got = code.unique("spin"), code.unique("locked")
+    code.mov(R1, 0)
+    code.label(again)
+    code.mov(R0, 0)
+    code.mov(R2, 1)
+    code.exchange_if_equal(at, AT_LOCK, R2)
+    code.jump_if(R0, "==", 0, got)
+    code.add(R1, 1)
+    code.jump_if(R1, "<", SPINS, again)
+    code.jump(contended)
+    code.label(got)
+    code.mov(R1, 0)
 
 
 def swapped(value: int) -> int:

@@ -20,7 +20,7 @@ from sloop_systems.netnn.bpf import (
     KernelMap,
 )
 from sloop_systems.netnn.packets import ETHERTYPE, HEADER_BYTES, MAGIC
-from sloop_systems.netnn.xdp_code import swapped
+from sloop_systems.netnn.xdp_code import lock, swapped
 from sloop_systems.netnn.xdp_layout import (
     AT_COUNT,
     AT_FEATURES,
@@ -48,7 +48,6 @@ from sloop_systems.netnn.xdp_layout import (
     LABEL_FEATURES,
     LABEL_GENERATES,
     PAYLOAD,
-    SPINS,
     STALLED_NS,
     WINDOWS_PER_PASS,
     FeatureLayout,
@@ -119,27 +118,12 @@ class FeatureCode:
         code.jump_if(R3, "!=", swapped(MAGIC), "drop")
         code.load(1, R3, R10, self._FLOW + AT_LABEL - AT_TYPE)
         code.mov(R9, R3)
-        self._lock()
+        lock(self.code, self._maps.registers, R7, "drop")
         code.jump_if(R9, "==", LABEL_GENERATES, "pass")
         code.jump_if(R9, "!=", LABEL_FEATURES, "unlock")
         self._read_packet(AT_INFERENCE, 4)
         code.load(4, R8, R10, self._FLOW)
         code.from_network_order(R8, 32)
-
-    def _lock(self) -> None:
-        code = self.code
-        code.value_address(R7, self._maps.registers)
-        code.mov(R1, 0)
-        code.label("spin")
-        code.mov(R0, 0)
-        code.mov(R2, 1)
-        code.exchange_if_equal(R7, AT_LOCK, R2)
-        code.jump_if(R0, "==", 0, "locked")
-        code.add(R1, 1)
-        code.jump_if(R1, "<", SPINS, "spin")
-        code.jump("drop")
-        code.label("locked")
-        code.mov(R1, 0)
 
     def _find_slot(self) -> None:
         """R9 = the state of the slot whose number is at _KEY."""
