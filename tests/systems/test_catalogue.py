@@ -56,7 +56,15 @@ _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "elastic": (Edf(), WorkConserving(), *_VERTICAL[2:], Last(window_ns=s(2))),
     "vertical-only": (*_VERTICAL, Last(window_ns=s(2))),
-    "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),
+    "early-drop": (
+        Edf(),
+        Deadline(),
+        FirstIdle(),
+        PredictiveDrop(ahead=True),
+        PredictiveAdmit(trust=0.7),
+        BestFit(),
+        Last(),
+    ),
     "mixed": (
         Edf(),
         Deadline(),

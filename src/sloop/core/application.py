@@ -233,9 +233,13 @@ class ApplicationState:
             self.visit_rates.age(now_ns)
 
     def update_remaining_times(self) -> None:
-        """Recompute each stage's lower bound of the time to the answer."""
-        least_ns = {name: stage.pool.least_ns() for name, stage in self.stages.items()}
-        for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
+        """Recompute each stage's lower bound of the time to the answer; under a drop policy that looks ahead, the time
+        that is expected now."""
+        ahead = self.policies.drop.ahead
+        taken_ns = {
+            name: stage.expected_ns() if ahead else stage.pool.least_ns() for name, stage in self.stages.items()
+        }
+        for name, remaining_ns in remaining_times(self.graph, taken_ns, self.edge_history).items():
             queue = self.stages[name].queue
             queue.remaining_ns, queue.remaining_full_ns = remaining_ns
 

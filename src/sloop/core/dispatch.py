@@ -87,6 +87,8 @@ class DataPath:
     def bind(self, stage: StageState) -> None:
         """Make this data path start the batches of a stage from now on."""
         stage.dispatch = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
+        if self._drop.ahead and self._open_requests is not None:
+            stage.dispatch = self._dispatch_ahead
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
         """A request arrives: refuse it, or queue it at the first stages."""
@@ -360,6 +362,12 @@ class DataPath:
                 aside += pool.set_aside(replica.device_key)
             lanes, is_due_known = queue.in_order(asked), False
         return pool.end_round(aside, wake_ns)
+
+    def _dispatch_ahead(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
+        """As the two above, with what later stages are expected to take now."""
+        self._state.update_remaining_times()
+        start = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
+        return start(now_ns, stage, out)
 
     def _start(self, now_ns: int, replica: Replica, rate: ServiceRate, visits: list[Visit], out: list[Action]) -> None:
         """Start a batch of these visits."""
