@@ -248,6 +248,23 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
     assert started(scene.actions, "a").requests == (2,)
 
 
+def test_drop_policies_that_look_ahead_are_shown_what_waits_at_later_stages() -> None:
+    """`b` runs one request and five wait, which take 3.5 ms each in full batches, then 11 ms each there and at `c`."""
+    scene = on(CHAIN, drop=PredictiveDrop(ahead=True))
+    for count in (1, 4, 1):
+        at_ms = 20 * len(scene.actions)
+        scene.act(at_ms, *[request(at_ms + number, at_ms=at_ms) for number in range(count)])
+        while scene.application.stages["a"].pool.running:
+            (running,) = scene.application.stages["a"].pool.running.values()
+            scene.act(at_ms + 15, Finished(running.id, R0, ms(11)))
+    assert (scene.application.stages["b"].monitor.running, scene.application.stages["b"].monitor.waiting) == (1, 5)
+    scene.act(500, request(8, at_ms=500, slo_ms=39.4))
+    assert outcomes(scene) == {8: Outcome.DROPPED}
+    scene.act(500, request(9, at_ms=500, slo_ms=39.5))
+    assert outcomes(scene) == {8: Outcome.DROPPED}
+    assert scene.application.stages["a"].pool.running
+
+
 def test_batch_policies_that_wait_leave_time_for_later_stages() -> None:
     scene = on(CHAIN, batch=Full(patience=1e9))
     scene.application.stages["a"].queue.wait_ns = 1

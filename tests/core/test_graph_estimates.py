@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.graph import Each, Graph, GraphStage, When
-from sloop.core.graph_estimates import CERTAIN_AFTER, HALF_LIFE_NS, PRIOR, EdgeHistory, VisitRates, remaining_times
+from sloop.core.graph_estimates import (
+    CERTAIN_AFTER,
+    HALF_LIFE_NS,
+    PRIOR,
+    EdgeHistory,
+    StageLoad,
+    VisitRates,
+    expected_times,
+    remaining_times,
+)
 from sloop.vocabulary import Path
 
 KINDS = Graph(
@@ -187,6 +196,56 @@ def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
     steps = (GraphStage("a"), GraphStage("b"), GraphStage("c", ("a", "b")), GraphStage("d", ("c",)))
     paths = (Path(("a", "c", "d"), 1), Path(("b", "c"), 1), Path(("b", "c", "d"), 1))
     assert remaining(Graph(steps, paths), a=1, b=20, c=300, d=4000) == {"a": 4300, "b": 300, "c": 0, "d": 0}
+
+
+def loads_of(graph: Graph, random: Random) -> dict[str, StageLoad]:
+    loads = {}
+    for name in graph.stages:
+        alone_ns, present_ns, full_ns = sorted(random.randint(1, 90) for _ in range(3))
+        counts = random.randint(0, 9), random.randint(0, 9)
+        loads[name] = StageLoad(*counts, random.randint(0, 50), alone_ns, (present_ns, full_ns))
+    return loads
+
+
+@given(st.integers(0, 2**32))
+def test_expected_times_are_those_of_the_worst_path_behind_all_that_is_on_it(seed: int) -> None:
+    """Each path alone: no stage begins with the visit before the stage before is done, and before it has served what
+    waits there and what waits or runs on the way to it."""
+    random = Random(seed)
+    names = [f"s{number}" for number in range(random.randint(1, 6))]
+    graph = Graph(
+        [
+            GraphStage(name, tuple(random.sample(names[:at], min(at, random.randint(0, 2)))))
+            for at, name in enumerate(names)
+        ]
+    )
+    loads = loads_of(graph, random)
+
+    def worst_ns(name: str, ends_ns: int, rows: int, kind: int) -> int:
+        found = ends_ns
+        for edge in graph.edges[name]:
+            load, before = loads[edge.target], rows + loads[name].running + loads[edge.target].waiting
+            begins_ns = max(ends_ns, before * load.row_ns)
+            found = max(found, worst_ns(edge.target, begins_ns + load.taken_ns[kind], before, kind))
+        return found
+
+    for name in names:
+        own_ns = loads[name].alone_ns
+        expected = tuple(worst_ns(name, own_ns, 0, kind) - own_ns for kind in (0, 1))
+        assert expected_times(graph, name, loads) == expected
+
+
+@given(st.integers(0, 2**32))
+def test_without_work_on_the_way_expected_times_are_the_remaining_times(seed: int) -> None:
+    random = Random(seed)
+    for graph in (KINDS, PARTS):
+        loads = loads_of(graph, random)
+        idle = {name: load._replace(waiting=0, running=0) for name, load in loads.items()}
+        times = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()})
+        for name in graph.stages:
+            assert expected_times(graph, name, idle) == times[name]
+            if graph is KINDS and name == "a":
+                assert expected_times(graph, name, loads) == times[name], "no edge from it is certain"
 
 
 @given(st.integers(0, 2**32))

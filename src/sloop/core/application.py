@@ -7,7 +7,7 @@ from msgspec import structs
 
 from sloop.app.graph import Graph
 from sloop.app.progress import RequestProgress
-from sloop.core.graph_estimates import EdgeHistory, VisitRates, remaining_times
+from sloop.core.graph_estimates import EdgeHistory, VisitRates, expected_times, remaining_times
 from sloop.core.monitor import Monitor
 from sloop.core.oversight import Overseer, oversight_of
 from sloop.core.protocols import Policies, ServiceGap
@@ -233,15 +233,17 @@ class ApplicationState:
             self.visit_rates.age(now_ns)
 
     def update_remaining_times(self) -> None:
-        """Recompute each stage's lower bound of the time to the answer; under a drop policy that looks ahead, the time
-        that is expected now."""
-        ahead = self.policies.drop.ahead
-        taken_ns = {
-            name: stage.expected_ns() if ahead else stage.pool.least_ns() for name, stage in self.stages.items()
-        }
-        for name, remaining_ns in remaining_times(self.graph, taken_ns, self.edge_history).items():
+        """Recompute each stage's lower bound of the time to the answer."""
+        least_ns = {name: stage.pool.least_ns() for name, stage in self.stages.items()}
+        for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
             queue = self.stages[name].queue
             queue.remaining_ns, queue.remaining_full_ns = remaining_ns
+
+    def look_ahead(self, stage: StageState) -> None:
+        """Replace a stage's lower bound by the time that is to be expected now (`Drop.ahead`)."""
+        loads = {name: each.load for name, each in self.stages.items()}
+        found = expected_times(self.graph, stage.name, loads, self.edge_history)
+        stage.queue.remaining_ns, stage.queue.remaining_full_ns = found
 
     def refresh(self, stage: StageState) -> None:
         """Recompute the estimates after a change of the stage's replicas."""

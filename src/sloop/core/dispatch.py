@@ -365,7 +365,7 @@ class DataPath:
 
     def _dispatch_ahead(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
         """As the two above, with what later stages are expected to take now."""
-        self._state.update_remaining_times()
+        self._state.look_ahead(stage)
         start = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
         return start(now_ns, stage, out)
 

@@ -5,7 +5,7 @@ every stage once need neither.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sloop.app.graph import Edge, Graph
 from sloop.units import s
@@ -138,13 +138,63 @@ def remaining_times(
             onward = _sum(least_ns[edge.target], remaining_ns[edge.target])
             if edge.when is not None:
                 alternatives.append(onward)
-            if (edge.when is None and edge.kind != "each") or history.is_certain(name, index):
+            if _is_certain(history, edge, index):
                 certain = _longer(certain, onward)
         if alternatives and (graph.is_exhaustive(name) or history.is_exhaustive(name)):
             quickest = min(alone for alone, _ in alternatives), min(full for _, full in alternatives)
             certain = _longer(certain, quickest)
         remaining_ns[name] = certain
     return remaining_ns
+
+
+class StageLoad(NamedTuple):
+    """What a stage does now, as `expected_times` reckons with it."""
+
+    waiting: int
+    """Rows in its queue."""
+    running: int
+    """Rows in its batches."""
+    row_ns: int
+    """What each row adds to the time in which all replicas together empty the queue."""
+    alone_ns: int
+    """What a batch of one takes."""
+    taken_ns: LeastTimes
+    """What a batch as large as those that run takes, and a full one."""
+
+
+def expected_times(
+    graph: Graph, start: str, loads: Mapping[str, StageLoad], history: EdgeHistory | None = None
+) -> LeastTimes:
+    """The time from the end of the stage `start` to the answer that a visit is to expect that begins there now.
+
+    As `remaining_times`, but no later stage takes the visit before it has served what is there, or will come there
+    first: what waits at it, and what waits or runs between `start` and it. So the time is the longest of those from
+    now to the end of this work at a stage, and from there on. Edges that are not certain to be taken, and declared
+    paths, have no such work: then the time is the lower bound, with these batches.
+    """
+    history = history or EdgeHistory(graph)
+    remaining_ns = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()}, history)
+    expected_ns, rows = remaining_ns[start], {start: 0}
+    if graph.declared_paths:
+        return expected_ns
+    for name in graph.stages:
+        if name not in rows:
+            continue
+        if name != start:
+            load = loads[name]
+            begins_ns = rows[name] * load.row_ns - loads[start].alone_ns
+            onward = _sum(load.taken_ns, remaining_ns[name])
+            expected_ns = _longer(expected_ns, _sum(onward, (begins_ns, begins_ns)))
+        for index, edge in enumerate(graph.edges[name]):
+            if _is_certain(history, edge, index):
+                before = rows[name] + loads[name].running + loads[edge.target].waiting
+                rows[edge.target] = max(before, rows.get(edge.target, 0))
+    return expected_ns
+
+
+def _is_certain(history: EdgeHistory, edge: Edge, index: int) -> bool:
+    """Whether nearly all visits take an edge, which has this index at its stage."""
+    return (edge.when is None and edge.kind != "each") or history.is_certain(edge.source, index)
 
 
 def _along_declared_paths(graph: Graph, least_ns: Mapping[str, LeastTimes]) -> dict[str, LeastTimes]:

@@ -178,14 +178,14 @@ class Drop(Protocol):
     @property
     def ahead(self) -> bool:
         """Whether it and the batch policy are shown what later stages are expected to take now
-        (`core.stage.StageState.expected_ns`), instead of what they take at least."""
+        (`core.graph_estimates.expected_times`), instead of what they take at least."""
         return False
 
     @abstractmethod
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage
         that the request is certain to visit (`core.graph_estimates.remaining_times`). `full_ns` is the same with the
-        plan's full batches. With `ahead`, both have what is expected of later stages instead."""
+        plan's full batches. With `ahead`, both have what is to be expected of later stages instead."""
         ...
 
 

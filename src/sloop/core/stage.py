@@ -10,7 +10,7 @@ from msgspec import structs
 
 from sloop.actions import Action
 from sloop.app.graph import declared_name
-from sloop.core.graph_estimates import LeastTimes
+from sloop.core.graph_estimates import StageLoad
 from sloop.core.lanes import LOOKED_AT, DrainTimes, LaneKey, MixedQueue
 from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
@@ -218,14 +218,14 @@ class StageState:
         own_ns = self._costs_of(bound, visit.rows)[1] + rest_ns if self.ran_lately(now_ns, bound) else 0
         return max(self.times.startup_ns, times.before(key, bisect_right(queue.keys, key))) + own_ns
 
-    def expected_ns(self) -> LeastTimes:
-        """What a visit that came now would take here, for `Drop.ahead`: a batch as large as those that run, and a full
-        batch, each after the rows that wait."""
-        batches = len(self.pool.running)
-        rows = max(1, round(self.monitor.running / batches)) if batches else 1
-        present_ns, full_ns = self.pool.least_ns(rows=rows)
-        wait_ns = self.monitor.waiting * self.times.visit_ns
-        return present_ns + wait_ns, full_ns + wait_ns
+    @property
+    def load(self) -> StageLoad:
+        """What it does now. If no batch runs, one of one row is assumed."""
+        batches, running = len(self.pool.running), self.monitor.running
+        rows = max(1, round(running / batches)) if batches else 1
+        return StageLoad(
+            self.monitor.waiting, running, self.times.visit_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
+        )
 
     def ran_lately(self, now_ns: int, size: int) -> bool:
         """Whether rows of this class of sizes have run lately, so that what they take is known."""
