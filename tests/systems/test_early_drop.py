@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from sloop.actions import End
+from sloop.app.load import load_scenario
+from sloop.sim import World
 from sloop.systems import build_system
 from sloop.vocabulary import Outcome
 from tests.sim.scene import records_of, world
@@ -12,6 +14,7 @@ from tests.sim.scene import records_of, world
 CAPACITY_RPS = 8e3 / 26
 """What batches of 8 at 10 + 2n ms bear."""
 SECONDS = 12.0
+CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
 
 
 def goodput_rps(load: float, system: dict[str, Any], trace: str = "poisson") -> float:
@@ -36,6 +39,30 @@ def test_what_never_looks_ahead_collapses_where_it_does_not() -> None:
 
 def test_below_saturation_it_refuses_next_to_nothing() -> None:
     assert goodput_rps(0.6, {"name": "early-drop"}) >= 0.98 * 0.6 * CAPACITY_RPS * 0.95
+
+
+def chain_goodput(**drop: bool) -> float:
+    """At 1.5 times the capacity, as a share of it: three stages, each as the only one above."""
+    profile = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 2, "gamma": 10}, "max_batch": 8, "max_cores": 1}
+    scenario = load_scenario(
+        {
+            "name": "chain",
+            "slo_ms": 120,
+            "stages": [{"name": name, "profile": profile, "after": after} for name, after in CHAIN.items()],
+            "cluster": {"nodes": [{"hardware": "custom", "count": 1, "cores": 3}]},
+            "system": {"name": "early-drop", "batch_max": 8, "drop": drop},
+            "trace": {"kind": "poisson", "rate": 1.5 * CAPACITY_RPS},
+            "duration_s": 4,
+        }
+    )
+    log = records_of(World.from_scenario(scenario))
+    return sum(isinstance(record, End) and record.outcome is Outcome.SERVED for _, record in log) / 4 / CAPACITY_RPS
+
+
+def test_in_a_chain_the_first_stage_drops_what_later_ones_would() -> None:
+    goodput, bound = chain_goodput(), chain_goodput(ahead=False)
+    assert goodput > 1.4 * bound, (goodput, bound)
+    assert goodput > 0.85
 
 
 def test_it_is_a_system_with_the_parameters_of_static() -> None:

@@ -687,7 +687,8 @@ class DataPath:
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
             alone = "a batch of one takes" if visit.rows == 1 else "its rows alone take"
-            needed = alone if self._open_requests is None else "the least time to the answer is"
+            least = "time to the answer to expect is" if self._drop.ahead else "least time to the answer is"
+            needed = alone if self._open_requests is None else f"the {least}"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
