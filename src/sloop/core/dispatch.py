@@ -87,7 +87,7 @@ class DataPath:
     def bind(self, stage: StageState) -> None:
         """Make this data path start the batches of a stage from now on."""
         stage.dispatch = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
-        if self._drop.ahead and self._open_requests is not None:
+        if self._drop.ahead and self._state.graph.edges[stage.name]:
             stage.dispatch = self._dispatch_ahead
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
