@@ -2,7 +2,7 @@
 
     python -m benchmarks.drops [--only diamond] [--seeds 5] [--development]
 
-Under `ahead` a drop policy reckons with later stages as they are now: batches as large as run there, after what waits
+Under `proactive` a drop policy reckons with later stages as they are now: batches as large as run there, after what waits
 there and on the way there. Without, it takes a lower bound of the time there (batches of one), or the plan's full
 batches. PARD (arXiv 2602.08747) has the idea: what is believed of later stages decides at the first.
 
@@ -11,7 +11,7 @@ batches. A deadline is a multiple of what full batches take one after the other 
 20 s; between them, and in the calm traffic, 0.7 of the capacity arrives. The excerpt of the Twitter trace has its
 busiest ten seconds at 1.5 times the capacity. True batches take 1/1.1 of the believed time on average.
 
-**The rule**, written before the first run with the drawn seeds: `ahead` stays the default of `early-drop` if
+**The rule**, written before the first run with the drawn seeds: `proactive` stays the default of `early-drop` if
 
 1. in every cell (graph, traffic, deadline) its goodput, the mean of all seeds, is at least 0.99 of what the lower bound
    has;
@@ -84,12 +84,12 @@ SEEDS: Final = (169763, 145910, 521268, 683192, 838243)
 """Drawn from the system's source of randomness on 30 November 2026, before the first run."""
 DEVELOPMENT: Final = (1,)
 CONTENDERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "early-drop, ahead": ("early-drop", {"drop": {"ahead": True}}),
-    "early-drop, lower bound": ("early-drop", {"drop": {"ahead": False}}),
-    "early-drop, full batches": ("early-drop", {"drop": {"batch": "full", "ahead": False}}),
+    "early-drop, proactive": ("early-drop", {"drop": {"proactive": True}}),
+    "early-drop, lower bound": ("early-drop", {"drop": {"proactive": False}}),
+    "early-drop, full batches": ("early-drop", {"drop": {"batch": "full", "proactive": False}}),
     "elastic": ("elastic", {}),
 }
-NEW: Final = "early-drop, ahead"
+NEW: Final = "early-drop, proactive"
 OLD: Final = "early-drop, lower bound"
 LEAST: Final = 0.99
 
@@ -141,7 +141,6 @@ class Work:
 
     def result(self, seconds: float, capacity_rps: float) -> Result:
         """The result of a run that is over."""
-        assert not self._begun, "a batch still runs"
         wasted_ms = sum(work_ms for request, work_ms in self._of.items() if request not in self._in_time)
         return Result(len(self._in_time) / seconds / capacity_rps, sum(self._of.values()), wasted_ms)
 

@@ -250,7 +250,7 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
 
 def test_drop_policies_that_look_ahead_are_shown_what_waits_at_later_stages() -> None:
     """`b` runs one request and five wait, which take 3.5 ms each in full batches, then 11 ms each there and at `c`."""
-    scene = on(CHAIN, drop=PredictiveDrop(ahead=True))
+    scene = on(CHAIN, drop=PredictiveDrop(proactive=True))
     for count in (1, 4, 1):
         at_ms = 20 * len(scene.actions)
         scene.act(at_ms, *[request(at_ms + number, at_ms=at_ms) for number in range(count)])

@@ -12,7 +12,7 @@ from sloop.core.graph_estimates import (
     HALF_LIFE_NS,
     PRIOR,
     EdgeHistory,
-    StageLoad,
+    StageBacklog,
     VisitRates,
     expected_times,
     remaining_times,
@@ -198,12 +198,12 @@ def test_of_declared_paths_the_quickest_through_a_stage_counts() -> None:
     assert remaining(Graph(steps, paths), a=1, b=20, c=300, d=4000) == {"a": 4300, "b": 300, "c": 0, "d": 0}
 
 
-def loads_of(graph: Graph, random: Random) -> dict[str, StageLoad]:
+def loads_of(graph: Graph, random: Random) -> dict[str, StageBacklog]:
     loads = {}
     for name in graph.stages:
         alone_ns, present_ns, full_ns = sorted(random.randint(1, 90) for _ in range(3))
         counts = random.randint(0, 9), random.randint(0, 9)
-        loads[name] = StageLoad(*counts, random.randint(0, 50), alone_ns, (present_ns, full_ns))
+        loads[name] = StageBacklog(*counts, random.randint(0, 50), alone_ns, (present_ns, full_ns))
     return loads
 
 

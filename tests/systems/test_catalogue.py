@@ -60,7 +60,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
         Edf(),
         Deadline(),
         FirstIdle(),
-        PredictiveDrop(ahead=True),
+        PredictiveDrop(proactive=True),
         PredictiveAdmit(trust=0.7),
         BestFit(),
         Last(),

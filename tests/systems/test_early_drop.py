@@ -60,7 +60,7 @@ def chain_goodput(**drop: bool) -> float:
 
 
 def test_in_a_chain_the_first_stage_drops_what_later_ones_would() -> None:
-    goodput, bound = chain_goodput(), chain_goodput(ahead=False)
+    goodput, bound = chain_goodput(), chain_goodput(proactive=False)
     assert goodput > 1.4 * bound, (goodput, bound)
     assert goodput > 0.85
 

@@ -239,9 +239,9 @@ class ApplicationState:
             queue = self.stages[name].queue
             queue.remaining_ns, queue.remaining_full_ns = remaining_ns
 
-    def look_ahead(self, stage: StageState) -> None:
-        """Replace a stage's lower bound by the time that is to be expected now (`Drop.ahead`)."""
-        loads = {name: each.load for name, each in self.stages.items()}
+    def expect_remaining(self, stage: StageState) -> None:
+        """Replace a stage's lower bound by the time that is to be expected now (`Drop.proactive`)."""
+        loads = {name: each.backlog for name, each in self.stages.items()}
         found = expected_times(self.graph, stage.name, loads, self.edge_history)
         stage.queue.remaining_ns, stage.queue.remaining_full_ns = found
 

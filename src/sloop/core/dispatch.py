@@ -87,8 +87,8 @@ class DataPath:
     def bind(self, stage: StageState) -> None:
         """Make this data path start the batches of a stage from now on."""
         stage.dispatch = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
-        if self._drop.ahead and self._state.graph.edges[stage.name]:
-            stage.dispatch = self._dispatch_ahead
+        if self._drop.proactive and self._state.graph.edges[stage.name]:
+            stage.dispatch = self._dispatch_proactively
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
         """A request arrives: refuse it, or queue it at the first stages."""
@@ -363,9 +363,9 @@ class DataPath:
             lanes, is_due_known = queue.in_order(asked), False
         return pool.end_round(aside, wake_ns)
 
-    def _dispatch_ahead(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
+    def _dispatch_proactively(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
         """As the two above, with what later stages are expected to take now."""
-        self._state.look_ahead(stage)
+        self._state.expect_remaining(stage)
         start = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
         return start(now_ns, stage, out)
 
@@ -687,7 +687,7 @@ class DataPath:
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
             alone = "a batch of one takes" if visit.rows == 1 else "its rows alone take"
-            least = "time to the answer to expect is" if self._drop.ahead else "least time to the answer is"
+            least = "time to the answer to expect is" if self._drop.proactive else "least time to the answer is"
             needed = alone if self._open_requests is None else f"the {least}"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)

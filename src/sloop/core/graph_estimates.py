@@ -147,7 +147,7 @@ def remaining_times(
     return remaining_ns
 
 
-class StageLoad(NamedTuple):
+class StageBacklog(NamedTuple):
     """What a stage does now, as `expected_times` reckons with it."""
 
     waiting: int
@@ -163,7 +163,7 @@ class StageLoad(NamedTuple):
 
 
 def expected_times(
-    graph: Graph, start: str, loads: Mapping[str, StageLoad], history: EdgeHistory | None = None
+    graph: Graph, start: str, loads: Mapping[str, StageBacklog], history: EdgeHistory | None = None
 ) -> LeastTimes:
     """The time from the end of the stage `start` to the answer that a visit is to expect that begins there now.
 

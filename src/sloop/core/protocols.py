@@ -176,7 +176,7 @@ class Drop(Protocol):
         return True
 
     @property
-    def ahead(self) -> bool:
+    def proactive(self) -> bool:
         """Whether it and the batch policy are shown what later stages are expected to take now
         (`core.graph_estimates.expected_times`), instead of what they take at least."""
         return False
@@ -185,7 +185,7 @@ class Drop(Protocol):
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage
         that the request is certain to visit (`core.graph_estimates.remaining_times`). `full_ns` is the same with the
-        plan's full batches. With `ahead`, both have what is to be expected of later stages instead."""
+        plan's full batches. With `proactive`, both have what is to be expected of later stages instead."""
         ...
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from sloop.actions import Action
 from sloop.app.graph import declared_name
-from sloop.core.graph_estimates import StageLoad
+from sloop.core.graph_estimates import StageBacklog
 from sloop.core.lanes import LOOKED_AT, DrainTimes, LaneKey, MixedQueue
 from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
@@ -219,11 +219,11 @@ class StageState:
         return max(self.times.startup_ns, times.before(key, bisect_right(queue.keys, key))) + own_ns
 
     @property
-    def load(self) -> StageLoad:
+    def backlog(self) -> StageBacklog:
         """What it does now. If no batch runs, one of one row is assumed."""
         batches, running = len(self.pool.running), self.monitor.running
         rows = max(1, round(running / batches)) if batches else 1
-        return StageLoad(
+        return StageBacklog(
             self.monitor.waiting, running, self.times.visit_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
         )
 

@@ -43,13 +43,13 @@ class PredictiveDrop(Drop):
     A visit is hopeless if now + cost > deadline. The cost includes all later stages: in batches of one (`alone`), its
     lower bound, or in the plan's full batches (`full`), as in Biscale's rule. Fails if the believed cost is too high:
     it drops visits that would have been in time. A lower bound fails in graphs under overload: the first stage serves
-    each visit when it can only just be in time, and a later one drops it as soon as anything waits there. With `ahead`
-    the first stage drops it, before it has cost anything: proactive dropping, as PARD has it (arXiv 2602.08747).
+    each visit when it can only just be in time, and a later one drops it as soon as anything waits there. With
+    `proactive` the first stage drops it, before it has cost anything, as in PARD (arXiv 2602.08747).
     """
 
     batch: Literal["alone", "full"] = "alone"
     """The cost to expect of all stages: in batches of one (`alone`), or in the plan's `full` batches."""
-    ahead: bool = False
+    proactive: bool = False
     """Whether to expect later stages as they are now: in batches as large as run there, after what waits there."""
     strict: bool = False
     """Whether to drop all that waits at a stage that has run nothing for seconds, too. Otherwise one visit is served: a

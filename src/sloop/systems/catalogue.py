@@ -125,7 +125,7 @@ CATALOGUE: Final = (
             Edf(),
             Deadline(),
             FirstIdle(),
-            PredictiveDrop(ahead=True),
+            PredictiveDrop(proactive=True),
             PredictiveAdmit(trust=QUEUE_PART),  # who is admitted and still too late is dropped before it costs anything
             BestFit(),
             Last(),

@@ -1,4 +1,4 @@
-"""A drop policy that looks ahead, in small graphs that are played to their end: no noise, one replica a stage, batches
+"""A drop policy that looks at later stages, in small graphs that are played to their end: no noise, one replica a stage, batches
 of one, one deadline for all."""
 
 from collections import Counter
@@ -79,7 +79,7 @@ worlds = st.tuples(
 def test_where_all_can_be_in_time_nobody_is_dropped(world: World) -> None:
     alone = play(*world, Never())
     if alone.count(Outcome.SERVED) == len(world[2]):
-        assert play(*world, PredictiveDrop(ahead=True)).outcomes == alone.outcomes
+        assert play(*world, PredictiveDrop(proactive=True)).outcomes == alone.outcomes
 
 
 @given(worlds)
@@ -89,15 +89,15 @@ def test_a_request_that_could_never_be_in_time_costs_nothing(
     """If it comes when nothing else is there, it is served exactly if it can be."""
     shape, times, _, slo_ms = world
     alone = play(shape, times, [0.0], slo_ms, Never())
-    ahead = play(shape, times, [0.0], slo_ms, PredictiveDrop(ahead=True))
-    assert ahead.count(Outcome.SERVED) == alone.count(Outcome.SERVED)
-    assert ahead.wasted_ns == 0
+    proactive = play(shape, times, [0.0], slo_ms, PredictiveDrop(proactive=True))
+    assert proactive.count(Outcome.SERVED) == alone.count(Outcome.SERVED)
+    assert proactive.wasted_ns == 0
 
 
 def test_a_burst_costs_no_work_that_a_later_stage_throws_away() -> None:
     """Ten requests at once; the last of three stages is three times as slow, and the deadline lets it serve three."""
     world = 1, (1.0, 1.0, 3.0), [0.0] * 10, 122.0
-    bound, ahead = (play(*world, PredictiveDrop(ahead=each)) for each in (False, True))
-    assert (bound.count(Outcome.SERVED), ahead.count(Outcome.SERVED)) == (3, 3)
+    bound, proactive = (play(*world, PredictiveDrop(proactive=each)) for each in (False, True))
+    assert (bound.count(Outcome.SERVED), proactive.count(Outcome.SERVED)) == (3, 3)
     assert bound.wasted_ns > 0
-    assert ahead.wasted_ns == 0
+    assert proactive.wasted_ns == 0
