@@ -2,8 +2,8 @@
 
     python -m benchmarks.drops [--only diamond] [--seeds 5] [--development]
 
-Under `proactive` a drop policy reckons with later stages as they are now: batches as large as run there, after what waits
-there and on the way there. Without, it takes a lower bound of the time there (batches of one), or the plan's full
+Under `proactive` a drop policy reckons with later stages as they are now: batches as large as run there, after what
+waits there and on the way there. Without, it takes a lower bound of the time there (batches of one), or the plan's full
 batches. PARD (arXiv 2602.08747) has the idea: what is believed of later stages decides at the first.
 
 Every stage has replicas of one core, and batches of at most eight. Capacity is that of the slowest stage in full

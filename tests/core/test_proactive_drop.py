@@ -1,5 +1,5 @@
-"""A drop policy that looks at later stages, in small graphs that are played to their end: no noise, one replica a stage, batches
-of one, one deadline for all."""
+"""Proactive drops in small graphs that are played to their end: no noise, one replica a stage, batches of one, one
+deadline for all."""
 
 from collections import Counter
 from collections.abc import Sequence
