@@ -166,6 +166,11 @@ class ServiceRate:
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, shape, self.where), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot, shape, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
+        if self.is_shared:
+            crowd = max(self.crowds.get(Life.READY, {}).values(), default=1)
+            if crowd > 1:  # while visits wait, the neighbours do not rest
+                own = self.belief.demand(self.batch_max, self.slot)
+                self.least_full_ns = self.beside(self.batch_max, [own] * (crowd - 1))
         for rate in self.by_size.values():
             rate.refresh(limits)
 

@@ -10,6 +10,7 @@ more on the same cores.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
@@ -20,6 +21,7 @@ from sloop.policies import targets
 from sloop.policies.sizes import (
     SizeLimits,
     SizeModel,
+    crowded,
     infeasible_plan,
     network_ms,
     size_model,
@@ -31,6 +33,9 @@ from sloop.policies.sizes import (
 from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput, highest_rate
 from sloop.units import s
 from sloop.vocabulary import Plan, StagePlan
+
+GAIN_MIN: Final = 0.05
+"""How much more replicas that share the only node must carry than fewer: each takes memory."""
 
 RecentCounts = tuple[tuple[int, tuple[int, ...]], ...]
 """(instant, replicas of each stage that were needed then) within the last `calm_ns`, oldest first."""
@@ -109,9 +114,10 @@ class Vertical(Scale):
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model = size_model(view, limits, network_ms(view))
         counts, recent = self._counts(now_ns, model, rate_rps, recent)
+        model = crowded(model, counts)
         split = split_of(model.problem, rate_rps, counts)
         if split is None:
-            model = size_model(view, limits)
+            model = crowded(size_model(view, limits), counts)
             split = split_of(model.problem, rate_rps, counts)
         return model, counts, split, recent
 
@@ -126,7 +132,7 @@ class Vertical(Scale):
         before = recent[:-1] if recent and recent[-1][1] == needed else recent
         recent = (*(each for each in before if each[0] > now_ns - self.calm_ns), (now_ns, needed))
         most = tuple(max(own) for own in zip(*(counts for _, counts in recent), strict=True))
-        if most == needed or model.problem.vertical(rate_rps, most) is not None:
+        if most == needed or crowded(model, most).problem.vertical(rate_rps, most) is not None:
             return most, recent
         return needed, recent
 
@@ -136,7 +142,21 @@ class Vertical(Scale):
         if split is None or not any(split.extra):
             return fewest
         carried_rps, beyond_rps = int(split.carried_rps), math.ceil(rate_rps) + 1
-        return highest_rate(lambda rps: self._fitting(model, rps, fewest), fewest, carried_rps, beyond_rps)[0]
+        found = highest_rate(lambda rps: self._fitting(model, rps, fewest), fewest, carried_rps, beyond_rps)[0]
+        return self._crowd(model, rate_rps, fewest, carried_rps) if found == fewest else found
+
+    def _crowd(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...], carried_rps: float) -> tuple[int, ...]:
+        """The fewest replicas that share the only node and carry the rate or, if none do, notably more of it than
+        fewer do."""
+        best, most = fewest, min(self.replicas_max or math.inf, model.problem.cores_total)
+        for count in range(fewest[0] + 1, int(most) + 1):
+            shared = crowded(model, (count,))
+            split = split_of(shared.problem, rate_rps, (count,)) if shared is not model else None
+            if split is not None and split.carried_rps > (1 + GAIN_MIN) * carried_rps:
+                best, carried_rps = (count,), split.carried_rps
+                if carried_rps >= rate_rps:
+                    break
+        return best
 
     def _fitting(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...] | None:
         """As many replicas as carry the rate, or the most that there may be; None if they do not fit on the nodes.
