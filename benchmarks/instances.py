@@ -1,13 +1,16 @@
 """How one model uses the cores of this machine best: instances × threads × batch, and the options of ONNX Runtime.
 
-    python -m benchmarks.instances [--parts cells,options] [--seconds 0.15] [--weights model.safetensors]
+    python -m benchmarks.instances [--parts cells,options,live] [--seconds 0.15] [--weights model.safetensors]
 
-Processes run batches back to back, alone or side by side; each round has all cells in a random order, and results are
-medians over the rounds. Inputs are in the process:
-there is no server. A process with one thread is pinned to a CPU of its own, one with two may use both.
+In the first two parts processes run batches back to back, alone or side by side; each round has all cells in a random
+order, and results are medians over the rounds. Inputs are in the process: there is no server. A process with one thread
+is pinned to a CPU of its own, one with two may use both. In the third, two servers serve the model under the default
+system: one with a profile that says how replicas share the cores, one without. They get the same requests, in turn.
 """
 
 import os
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +22,31 @@ from random import Random
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
+import yaml
+from msgspec import structs
+
 from benchmarks import encoder
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.peers.models import image_model
+from benchmarks.peers.open_loop import BURST, PERIOD_S, SQUARE, STEADY, Wave
+from sloop.demo.live import serving
+from sloop.load import LoadPlan, run_load
 from sloop.profile.model import OnnxSession, feed_for, onnx_runtime, open_session
+from sloop.profile.profile import Profile, load_profile, path_beside, save_profile
+from sloop.workload import Trace, trace_from
 
 ROUNDS: Final = 3
 BATCHES: Final = (1, 2, 4, 8)
 OPTIONS_BATCHES: Final = (1, 4)
 LENGTH: Final = 64
 """Of the texts, in tokens."""
-SHAPES: Final = {"ids": (LENGTH,), "mask": (LENGTH,)}
+SHAPES: Final[Mapping[str, tuple[int, ...]]] = {"ids": (LENGTH,), "mask": (LENGTH,)}
 CELLS: Final[Mapping[str, tuple[int, int]]] = {"1 × 1": (1, 1), "1 × 2": (1, 2), "2 × 1": (2, 1), "2 × 2": (2, 2)}
 """Instances and the threads of each."""
+LIVE: Final = ((SQUARE, 1.3), (SQUARE, 0.9), (STEADY, 1.3))
+"""Arrivals, and their rate as a part of what one replica serves in batches of 8, by its profile."""
+SLOS_MS: Final = {"SqueezeNet": 150.0, "ResNet-50": 250.0, "encoder": 250.0}
+LIVE_S: Final = 4.0
 PACED: Final = "1 × 2, half idle"
 """Each batch is followed by a pause of its length: what idle threads do costs CPU time then."""
 SPINS: Final = "session.intra_op.allow_spinning"
@@ -165,7 +180,9 @@ def cells_part(machine: Machine) -> str:
     for name in machine.models:
         for batch in BATCHES:
             rps = {cell: CELLS[cell][0] * batch * 1e3 / ms[name, cell, batch] for cell in CELLS}
-            rows.append((name, batch, *(ms[name, cell, batch] for cell in CELLS), *rps.values(), max(rps, key=rps.get)))
+            rows.append(
+                (name, batch, *(ms[name, cell, batch] for cell in CELLS), *rps.values(), max(rps, key=rps.__getitem__))
+            )
             if 2 * batch in BATCHES:
                 whole = ms[name, "1 × 2", 2 * batch]
                 splits.append(
@@ -181,7 +198,7 @@ def cells_part(machine: Machine) -> str:
 def options_part(machine: Machine) -> str:
     """Each option beside today's, model by model."""
     cells, parts = ("1 × 2", "2 × 2", PACED), list[str]()
-    measures = (("1 × 2", "least_ms", min), *((cell, "cpu_ms", median) for cell in cells))
+    measures = [("1 × 2", "least_ms", 0), *((cell, "cpu_ms", ROUNDS // 2) for cell in cells)]
     for name, path in machine.models.items():
         say(name)
         memory = {option: _memory_mib(path, changes) for option, changes in OPTIONS.items()}
@@ -191,9 +208,9 @@ def options_part(machine: Machine) -> str:
         rows = []
         for option in OPTIONS:
             ratios = [
-                of([getattr(ran, what) for ran in found[option, cell, batch]])
-                / of([getattr(ran, what) for ran in found[TODAY, cell, batch]])
-                for cell, what, of in measures
+                sorted(getattr(ran, what) for ran in found[option, cell, batch])[place]
+                / sorted(getattr(ran, what) for ran in found[TODAY, cell, batch])[place]
+                for cell, what, place in measures
                 for batch in OPTIONS_BATCHES
             ]
             rows.append((option, *ratios, memory[option]))
@@ -226,6 +243,59 @@ def _report_memory(pipe: Connection, path: Path, changes: Mapping[str, Any]) -> 
     pipe.send(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
 
+def live_part(machine: Machine) -> str:
+    """Goodput with one replica and with as many as the profile says, under bursts and Poisson arrivals."""
+    rows = list[Sequence[object]]()
+    for name, path in machine.models.items():
+        say(name)
+        profile = _profiled(path)
+        slo_ms, capacity_rps = SLOS_MS[name], 8e3 / profile.latency_ms.latency_ms(8, profile.max_cores)
+        with ExitStack() as stack:
+            servers = []
+            for label, sharing in (("today", None), ("new", profile.sharing)):
+                folder = path.parent / f"{path.stem}-{label}"
+                folder.mkdir(exist_ok=True)
+                save_profile(structs.replace(profile, sharing=sharing), folder / "own.profile.json")
+                stage = {"name": "only", "model": str(path.absolute()), "profile": "own.profile.json"}
+                app = {"name": "model", "slo_ms": slo_ms, "stages": [stage]}
+                (folder / "app.yaml").write_text(yaml.safe_dump(app))
+                servers.append(stack.enter_context(serving(folder / "app.yaml", folder / "state")))
+            for number, (wave, load) in enumerate((LIVE[0], *LIVE)):
+                arrivals = _arrivals(wave, load * capacity_rps, machine.seed)
+                shapes = {key: (1, *row) for key, row in SHAPES.items()} if path.stem == "encoder" else {}
+                plans = [LoadPlan(each.http, each.application, arrivals, slo_ms, shapes=shapes) for each in servers]
+                before, after = map(run_load, plans)
+                if not number:  # the first load starts replicas
+                    continue
+                ratio = after.goodput_rps / before.goodput_rps if before.goodput_rps else None
+                goodput = (before.offered_rps, before.goodput_rps, after.goodput_rps, ratio)
+                rows.append((name, wave.name, load, *goodput, before.p50_ms, after.p50_ms))
+                say(str(rows[-1]))
+        law = profile.sharing.points if profile.sharing is not None else ()
+        rows.append((f"{name}: S(k) {law}, deadline {slo_ms:g} ms", *[None] * 8))
+    heads = ("goodput: one replica", "as profiled", "ratio", "p50 ms: one replica", "as profiled")
+    columns = ("model", "arrivals", "load, of one replica", "requests/s", *heads)
+    return table(columns, rows)
+
+
+def _profiled(path: Path) -> Profile:
+    """A short profile, and how two workers share the cores."""
+    shapes = [word for name, row in SHAPES.items() for word in ("--shape", f"{name}={row[0]}")]
+    command = [sys.executable, "-m", "sloop", "profile", str(path), *(shapes if path.stem == "encoder" else ())]
+    together = ("--sharing", "--together", "2", "--passes", "1", "--seconds", "0.5", "--batches", "4")
+    for more in (("--alone",), together):
+        subprocess.run([*command, *more], stdout=subprocess.DEVNULL, check=True)
+    return load_profile(path_beside(path))
+
+
+def _arrivals(wave: Wave, rate_rps: float, seed: int) -> Trace:
+    spec: dict[str, Any] = {"kind": "poisson", "rate": rate_rps}
+    if wave.square:
+        low, high = (2 - BURST) * rate_rps, BURST * rate_rps
+        spec = {"kind": "square", "rate": low, "burst_rate": high, "period_s": PERIOD_S, "burst_s": PERIOD_S / 2}
+    return trace_from(spec, seed=seed, duration_s=LIVE_S, folder=Path())
+
+
 def models(folder: Path, weights: Path | None) -> dict[str, Path]:
     """SqueezeNet, ResNet-50 and an encoder of texts, with random weights unless a file has them."""
     texts = encoder.write(folder / "encoder.onnx", encoder.read_safetensors(weights) if weights else None)
@@ -236,6 +306,7 @@ def models(folder: Path, weights: Path | None) -> dict[str, Path]:
 PARTS: Final = {
     "cells": ("instances-cells", "Instances, threads and batches", cells_part),
     "options": ("instances-options", "ONNX Runtime's options", options_part),
+    "live": ("instances-live", "Replicas that share the cores, live", live_part),
 }
 
 
