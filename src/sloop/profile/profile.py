@@ -464,7 +464,8 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return not (self.cores and slot.is_capped)
 
     def demand(self, batch: int, *, share: float = 1.0, is_capped: bool = True, variant: str = "") -> DeviceDemand:
-        """What a batch of `batch` demands in a slot with this share of the device, which is a cap or not."""
+        """What a batch of `batch` demands in a slot with this share of the device, which is a cap or not. On cores, all
+        of them."""
         full = batch / self.full_batch if not self.cores else 1.0
         cache, power_w = self.law.used(batch, share) if isinstance(self.law, IgniterLaw) else (0.0, 0.0)
         return DeviceDemand(
@@ -472,7 +473,7 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             batch,
             full,
             self.bandwidth * full,
-            _part_at(self.sm_use, batch),
+            _part_at(self.sm_use, batch) or float(self.cores > 0),
             _part_at(self.occupancy, batch),
             cache,
             power_w,
