@@ -217,6 +217,7 @@ def options_part(machine: Machine) -> str:
         heads = ("alone, least ms", "alone, CPU time", "side by side, CPU time", "half idle, CPU time")
         columns = ("option", *(f"{head}, batch {batch}" for head in heads for batch in OPTIONS_BATCHES), "MiB")
         parts.append(f"## {name}\n\n{table(columns, rows)}")
+        say(parts[-1])
     about = (
         "Ratios to the options with which a server opens models, of an instance with two threads: the least duration "
         "of a batch alone, which other work on this machine hardly changes; and the CPU time of a batch alone, with "

@@ -1,10 +1,14 @@
 """The scaling policy `Vertical`: replicas resized in place, and more of them only where no size carries the load.
 
 Cores follow the load up and down at once, because a resize is much quicker than a start, and a second replica starts
-where all cores of a node do not suffice, or are of no use to the model. Cores and batches of all stages
-are planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts outgrow a
-node sooner than replicas start, and where a model gains little from more cores, although small replicas would carry
-more on the same cores.
+where all cores of a node do not suffice, or are of no use to the model, or where several replicas that share all cores
+of the only node carry more than one there: models seldom keep all threads busy. Cores and batches of all stages are
+planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts outgrow a node
+sooner than replicas start, and, where the profile does not say how replicas share the cores, or in a graph, where a
+model gains little from more cores, although more replicas would carry more on the same cores.
+
+Source of the last rule: instances beside each other instead of one with all threads, Packrat (Bhardwaj et al., ICML
+2025); there each instance has threads of its own.
 """
 
 import math
