@@ -32,7 +32,9 @@ class WorkConserving:
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
         count = len(queue.visits)
-        if count > 1 and device.law is not NO_SLOWDOWN:
+        if count == 1:  # as most are: they cost no look at the device
+            return BatchDecision(1)
+        if device.law is not NO_SLOWDOWN:
             return BatchDecision(_divided(count, device))
         return BatchDecision(count if count <= device.batch_max else device.batch_max)
 
