@@ -1,7 +1,7 @@
 """`sloop profile`: the latency of a model on this machine, measured or refined from a server's log; and its layers."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
@@ -32,11 +32,10 @@ from sloop.cli.command import (
 from sloop.cli.gpus import add_kernels, check_replaced, place_on, share_samples, share_table
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
 from sloop.cli.row_sizes import RowSizes, display_sizes, lengths_list, middle, value_of_sizes
-from sloop.cli.sharing import SharingOptions, brief_sharing, brief_workers, kept_sharing, profile_sharing
+from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
 from sloop.demo.service_pass import SERVICE_S, service_pass
 from sloop.errors import InputError, MachineError
-from sloop.machine import capacity
 from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.fit import Percentile
 from sloop.profile.kernels import Wanted
@@ -59,7 +58,6 @@ from sloop.profile.operators import use as use_operators
 from sloop.profile.passes import speed_range
 from sloop.profile.profile import (
     FLOOR_MS,
-    DeviceSharing,
     Joining,
     Pass,
     Profile,
@@ -82,8 +80,6 @@ from sloop.vocabulary import CLIENTS_MAX
 _log: Final = logging.getLogger("sloop.profile")
 
 FORMS = ["table", "amdahl", "quadratic"]
-SHARED_S: Final = 2.0
-"""About how long it takes to start a worker, and to run it beside those that run already."""
 SLOWER: Final = 1.3
 """A measurement that takes more than this times as long as was said is announced again."""
 EXAMPLE = """
@@ -327,7 +323,7 @@ def profile(  # one parameter for each option
             return profile_layers(own, known, rows, timing, chosen, path)
         batches = batches or known.batches_alone or None
         sweep = _Sweep(batches, _cores(cores, on), passes or 1, seconds, percentile, alone, on, not no_batch, further)
-        made, service = _measured(own, known, rows, sweep, path)
+        made, service = _measured(own, known, rows, sweep)
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
         made = _saved(_named(made, hardware), form, path, known.joining)
         value, parts = _output(model, made, known, service, [*display(made, path, form), *sweep.left_out_of(made)])
@@ -491,10 +487,9 @@ class _Sweep:
 
 
 def _measured(
-    own: ModelCopy, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep, path: Path
+    own: ModelCopy, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep
 ) -> tuple[Profile, "_ServicePasses"]:
-    """Measure a model behind a progress bar; with the passes in service, some of which may have failed. How replicas
-    share the cores is measured too, unless the profile at `path` knows it."""
+    """Measure a model behind a progress bar; with the passes in service, some of which may have failed."""
     model = own.original
     shapes = input_shapes(known.signature, 1, rows, where=str(model)) if rows else {}
     sent = {name: shapes[name] for name in rows}
@@ -504,8 +499,7 @@ def _measured(
     service = _ServicePasses(model, sent, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
     check_sizes(Path(known.file), sweep.further, limit=confined, on=sweep.on)
     with progress(f"measuring {model.name}", total=1.0) as advance:
-        shares = bool(served) and brief_workers() > 1 and max(sweep.cores) == capacity().cores
-        clock = _Clock(model, sweep, len(served), advance, shared_s=SHARED_S * brief_workers() if shares else 0.0)
+        clock = _Clock(model, sweep, len(served), advance)
 
         def in_service(samples: Sequence[Sample]) -> Pass | None:
             clock.show("in a server")
@@ -541,31 +535,25 @@ def _measured(
                 alone=sweep.alone,
                 on=sweep.on,
             )
-        made = structs.replace(made, sharing=kept_sharing(made, path))
-        if shares and made.sharing is None:
-            clock.show("replicas side by side")
-            made = structs.replace(made, sharing=service.shared(lambda: brief_sharing(known, rows, made)))
     return made, service
 
 
 class _Clock:
     """How long a measurement takes: said before it starts, shown while it runs, and said again if a model is slow."""
 
-    def __init__(self, model: Path, sweep: _Sweep, served: int, advance: ProgressUpdate, *, shared_s: float) -> None:
-        """`shared_s` is for what comes last."""
+    def __init__(self, model: Path, sweep: _Sweep, served: int, advance: ProgressUpdate) -> None:
         self._model, self._advance = model.name, advance
         self._begin_s = monotonic()
         self._cells_s = measuring_s(sweep.batches, sweep.cores, sweep.seconds, sweep.passes)
         self._service_s, self._services_left = SERVICE_S * served, sweep.passes
         self._sizes_s = measuring_sizes_s(len(sweep.further), sweep.cores, sweep.seconds) if sweep.further else 0.0
-        self._shared_s = shared_s
         self._said_s = self._left_s
         what = f"measuring {self._model} takes about {self._said_s:.0f} s"
         click.echo(what if sweep.passes > 1 else f"{what}; --passes {PASSES} gives predictions a range", err=True)
 
     @property
     def _left_s(self) -> float:
-        return self._cells_s + self._service_s * self._services_left + self._sizes_s + self._shared_s
+        return self._cells_s + self._service_s * self._services_left + self._sizes_s
 
     def measured(self, left_s: float, cell: Sample) -> None:
         """A cell was measured, and the others will take so long."""
@@ -621,14 +609,6 @@ class _ServicePasses:
         if found is None:
             self._fail(why)
         return found
-
-    def shared(self, measure: Callable[[], DeviceSharing | None]) -> DeviceSharing | None:
-        """How replicas share the cores, by this measurement; None, and a warning, if they cannot be served."""
-        try:
-            return measure()
-        except (InputError, MachineError) as error:
-            _log.warning("how replicas share the cores was not measured: %s", error.what)
-            return None
 
     def _fail(self, why: str) -> None:
         self.failures.append(f"service pass {self._tried} of {self._planned} failed: {why}")
@@ -697,7 +677,6 @@ def value_of(model: Path, made: Profile) -> dict[str, object]:
         "startup": made.startup,
         **value_of_sizes(made),
         "memory_bytes": made.memory_bytes,
-        "sharing": made.sharing,
         "fits": {
             name: {"params": fit.params, "r2": fit.r2, "mape": fit.mape, "max_error": fit.max_error}
             for name, fit in made.fits.items()
@@ -740,11 +719,6 @@ def _remarks(made: Profile) -> Sequence[str]:
     else:
         faster, slower = 100 * (1 - found.fast), 100 * (found.slow - 1)
         lines.append(f"by {found.passes} passes, a run may be {faster:.1f} % faster to {slower:.1f} % slower than this")
-    if made.sharing is not None and made.sharing.cores:
-        count, slower = max(made.sharing.points, key=lambda point: point[0] / point[1], default=(1.0, 1.0))
-        lines.append(
-            f"{count:g} replicas side by side, each on all cores, serve {count / slower:.2f} times as much as one"
-        )
     scaled = [sample for sample in made.samples if sample.scaled != 1.0]
     if scaled:
         low, high = f"{min(s.scaled for s in scaled):.3g}", f"{max(s.scaled for s in scaled):.3g}"

@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -16,7 +15,6 @@ from sloop.cli.gpus import shared_place
 from sloop.cli.layers import base_profile
 from sloop.cuda import GpuPlace
 from sloop.errors import InputError
-from sloop.machine import capacity
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import SharingForm, SlowdownFit
 from sloop.profile.interference import ScalabilityLaw
@@ -29,13 +27,6 @@ from sloop.report.tables import Cell, Table
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.shared_workers import shared_stream
 from sloop.text import number
-
-BRIEF_S: Final = 0.5
-BRIEF_WORKERS_MAX: Final = 4
-BRIEF_BATCH_MS: Final = 100.0
-"""The longest batch with which a short measurement runs more than its fewest batches."""
-GAIN_MIN: Final = 0.05
-"""Where several workers serve less than this more than one, nobody starts a second one for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +114,6 @@ def profile_sharing(
         *known.notes,
     ]
     return CommandOutput(value, [*_display(found, laws, sharing), *remarks])
-
-
-def brief_sharing(known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], made: Profile) -> DeviceSharing | None:
-    """How replicas that may use all cores of this machine share them, from one short pass; None unless several serve
-    notably more than one does. Errors as for `shared_stream`."""
-    short = [each.batch for each in made.samples if each.cores == made.max_cores and each.p50_ms <= BRIEF_BATCH_MS]
-    batch, workers = max(short, default=1), brief_workers()
-    contender = Contender(Path(known.file), batch, rows)
-    with shared_stream(known, rows, batch, workers) as stream:
-        found = measure_sharing(contender, together=workers, seconds=BRIEF_S, passes=1, stream=stream)
-    if max(count / slower for count, slower in found.points) < 1 + GAIN_MIN:
-        return None
-    laws = fit_all_laws(found, f"sloop profile {Path(known.file).name}, batch {batch}")
-    return laws.fits[laws.best].sharing
-
-
-def brief_workers() -> int:
-    """How many workers `brief_sharing` runs together; on one core there is nothing to measure."""
-    return min(BRIEF_WORKERS_MAX, ceil(capacity().cores))
 
 
 def kept_sharing(made: Profile, path: Path) -> DeviceSharing | None:

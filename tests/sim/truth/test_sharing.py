@@ -361,6 +361,14 @@ def test_what_the_processes_take_delays_batches_that_want_the_same_cores(cores: 
     assert lost(cores, TWO_CORES) == (ends_ms - 100) / 10
 
 
+def test_the_processes_delay_batches_whose_law_was_measured_on_all_cores_too() -> None:
+    sharing = DeviceSharing(law=LAW, full_batch=8, cores=TWO_CORES)
+    device = SharedDevice()
+    device.join(0, BatchId(1), BatchWork(sharing.law, sharing.demand(1), ms(100)))
+    device.disturb(ms(20), ms(5), TWO_CORES)
+    assert device.end_ns(BatchId(1)) == ms(105)
+
+
 def test_batches_that_leave_no_core_free_lose_in_proportion_to_their_cores() -> None:
     """Of four cores two batches have three and one. They lose what is taken together, and nothing once one ends."""
     device = SharedDevice()
