@@ -166,7 +166,7 @@ class ServiceRate:
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, shape, self.where), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot, shape, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
-        if self.is_shared:
+        if self.is_shared and not self.slot.accelerator:
             crowd = max(self.crowds.get(Life.READY, {}).values(), default=1)
             if crowd > 1:  # while visits wait, the neighbours do not rest
                 own = self.belief.demand(self.batch_max, self.slot)
@@ -186,7 +186,7 @@ class ServiceRate:
             self.ready += change
         elif life is Life.STARTING:
             self.starting += change
-        if self.is_shared:
+        if self.is_shared and not self.slot.accelerator:
             crowd = self.crowds.setdefault(life, Counter())
             crowd[replica.device_key] += change
             if not crowd[replica.device_key]:

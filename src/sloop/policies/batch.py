@@ -25,8 +25,8 @@ class WorkConserving:
     """Start all waiting visits, at most `limit`, as soon as a replica is idle.
 
     The queue grows while all replicas are busy, so batches grow with load, and no replica idles while visits wait.
-    Where several are idle on one device and it is known how they share it, they divide what waits among them if all of
-    it is answered sooner so: two halves of a batch side by side, instead of the batch and an idle replica. Fails if a
+    Where several are idle on the cores of one node and it is known how they share them, they divide what waits if all
+    of it is answered sooner so: two halves of a batch side by side, instead of the batch and an idle replica. Fails if a
     small batch now makes a large one late: it never looks ahead.
     """
 
@@ -34,13 +34,13 @@ class WorkConserving:
         count = len(queue.visits)
         if count == 1:  # as most are: they cost no look at the device
             return BatchDecision(1)
-        if device.law is not NO_SLOWDOWN:
+        if device.law is not NO_SLOWDOWN and not device.key[1]:  # published systems do not divide them on accelerators
             return BatchDecision(_divided(count, device))
         return BatchDecision(count if count <= device.batch_max else device.batch_max)
 
 
 def _divided(waiting: int, device: BatchDevice) -> int:
-    """How many of those that wait one replica takes if the idle ones on its device share them; as many as it can, if
+    """How many of those that wait one replica takes if the idle ones on its node share them; as many as it can, if
     that is not notably slower."""
     whole, idle = min(waiting, device.batch_max), device.idle
     part = -(-waiting // idle)
