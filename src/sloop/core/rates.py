@@ -186,7 +186,7 @@ class ServiceRate:
             self.ready += change
         elif life is Life.STARTING:
             self.starting += change
-        if self.is_shared and not self.slot.accelerator:
+        if self.is_shared:
             crowd = self.crowds.setdefault(life, Counter())
             crowd[replica.device_key] += change
             if not crowd[replica.device_key]:

@@ -26,8 +26,8 @@ class WorkConserving:
 
     The queue grows while all replicas are busy, so batches grow with load, and no replica idles while visits wait.
     Where several are idle on the cores of one node and it is known how they share them, they divide what waits if all
-    of it is answered sooner so: two halves of a batch side by side, instead of the batch and an idle replica. Fails if a
-    small batch now makes a large one late: it never looks ahead.
+    of it is answered sooner so: two halves of a batch side by side, instead of the batch and an idle replica.
+    Fails if a small batch now makes a large one late: it never looks ahead.
     """
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
