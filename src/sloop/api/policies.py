@@ -52,6 +52,7 @@ from sloop.core.views import (
 from sloop.events import Simulated
 from sloop.policies import sourcing, targets
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
+from sloop.policies.attainment import StageService, attained, services_of
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
 from sloop.policies.devices import (
     DeviceContents,
@@ -65,7 +66,7 @@ from sloop.policies.devices import (
     share_of,
     wanted_rps,
 )
-from sloop.policies.divide import MaxMin, Priority, Proportional
+from sloop.policies.divide import MaxMin, Priority, Proportional, Worth
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
@@ -176,6 +177,7 @@ __all__ = [
     "Smallest",
     "SmoothWeighted",
     "SpreadPlacement",
+    "StageService",
     "StageView",
     "StartCosts",
     "Static",
@@ -190,11 +192,14 @@ __all__ = [
     "WeightChain",
     "WeightsView",
     "WorkConserving",
+    "Worth",
+    "attained",
     "equal_nodes",
     "infeasible_plan",
     "part_of",
     "placement_plan",
     "replicas_max",
+    "services_of",
     "share_of",
     "sites",
     "size_model",

@@ -42,7 +42,7 @@ from sloop.solvers.cuts import PieceCosts, PieceDownloads, PiecePlan, best_plan,
 from sloop.solvers.forecasting import seconds_rps
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place_models
 from sloop.solvers.highs import Row
-from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
+from sloop.solvers.queueing import fill_ms, in_time, patience_ns, replicas_needed
 from sloop.solvers.sizes import (
     RateTable,
     ReplicaGroups,
@@ -103,6 +103,7 @@ __all__ = [
     "highs",
     "hundredths",
     "improved_choice",
+    "in_time",
     "is_exact",
     "largest_batch",
     "patience_ns",

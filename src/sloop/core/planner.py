@@ -184,9 +184,10 @@ class Planner:
         memories: dict[str, Any] = {}
         for key, view in views.items():
             plans[key], memories[key] = self._plan(given.now_ns, key, view)
-        wanted = [demand for each in given.due for demand in _demands(each, plans[each.key] or each.plan)]
+        alone = {each.key: plans[each.key] or each.plan for each in given.due}
+        wanted = [demand for each in given.due for demand in _demands(each, alone[each.key])]
         try:
-            self.limits, shares = limits, _ = self._divide(given, wanted, views)
+            self.limits, shares = limits, _ = self._divide(given, wanted, views, alone)
         except FAILURES as error:  # of the divide policy
             self.failures = Failures(dict.fromkeys(views, error))
             return {}
@@ -243,7 +244,11 @@ class Planner:
             self.limits[key, hardware] = max(self.limits[key, hardware], used(key).get(hardware, 0.0))
 
     def _divide(
-        self, given: PlanInput, wanted: Sequence[CoreDemand], views: Mapping[str, ClusterView]
+        self,
+        given: PlanInput,
+        wanted: Sequence[CoreDemand],
+        views: Mapping[str, ClusterView],
+        alone: Mapping[str, Plan | None],
     ) -> tuple[Limits, dict[tuple[str, str], CoreShare]]:
         """The limits of those that cannot have what they want, and by application and hardware all shares."""
         limits: Limits = {}
@@ -253,7 +258,11 @@ class Planner:
             demands = [demand for demand in wanted if demand.hardware == hardware]
             if total <= 0.0 or sum(demand.cores for demand in demands) <= total * (1 + ROUNDING):
                 continue
-            claimants = [self._claimant(given.now_ns, each, views[each.key], limits) for each in demands]
+            claimants = [
+                self._claimant(given.now_ns, each, views[each.key], plan, limits)
+                for each in demands
+                if (plan := alone[each.key]) is not None
+            ]
             divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, claimants)
             for demand, share in zip(demands, divided, strict=True):
                 _check_share(share, demand)
@@ -262,7 +271,7 @@ class Planner:
                     limits[demand.key, hardware] = _whole(share.cores)
         return limits, shares
 
-    def _claimant(self, now_ns: int, demand: CoreDemand, view: ClusterView, limits: Limits) -> Claimant:
+    def _claimant(self, now_ns: int, demand: CoreDemand, view: ClusterView, alone: Plan, limits: Limits) -> Claimant:
         """The demand of an application that has these limits of other kinds of hardware."""
         key, hardware = demand.key, demand.hardware
 
@@ -274,7 +283,7 @@ class Planner:
                 self.failures.pop(key, None)  # of a plan that is only tried
             return made
 
-        return Claimant(key, hardware, demand.cores, demand.weight, view=view, plan=plan)
+        return Claimant(key, hardware, demand.cores, demand.weight, view=view, alone=alone, plan=plan)
 
 
 def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand]:

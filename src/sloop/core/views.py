@@ -533,6 +533,8 @@ class Claimant(CoreDemand, frozen=True, kw_only=True):
 
     view: ClusterView
     """What its scaling policy saw when it planned as if the cluster were its own."""
+    alone: Plan
+    """What it planned then."""
     plan: Callable[[float], Plan | None]
     """What its scaling policy plans with at most so many cores of the kind, and with those that have been given to it
     of other kinds; None if it would keep the plan in force (`view.plan`) or fails. The answer is made at each call,

@@ -1,18 +1,38 @@
 """Divide: how many cores each application gets when they want more than there are, and who may use those that no plan
 needs.
 
-Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused. With
+Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused. `Worth` looks
+at what each application would do with its cores, the others only at how many it wants. With
 `idle: use`, plans only reserve cores on a machine that is there anyway, and each replica may use what the others leave
 idle: a burst at an idle model need not wait for the next plan (`sloop.core.planner.sharing_idle_cores`).
 """
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Literal
+from itertools import groupby, pairwise
+from typing import ClassVar, Final, Literal, NamedTuple
 
+from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Divide
-from sloop.core.views import CoreDemand, CoreShare
+from sloop.core.views import Claimant, CoreDemand, CoreShare
+from sloop.options import NonNegativeFloat
+from sloop.policies.attainment import attained, services_of
+from sloop.text import counted, number
+from sloop.units import ROUNDING
+from sloop.vocabulary import Plan
+
+SIZES: Final = 8
+"""At about so many numbers of cores `Worth` looks at what an application gains."""
+ASKS: Final = 64
+"""How many plans `Worth` asks for at most, of all applications together."""
+PART: Final = 4
+"""In how many parts it divides the smallest replica."""
+LEAST: Final = 0.01
+"""The fraction of requests in time below which less is hardly worse."""
+RATE_RPS_MIN: Final = 0.1
+"""An application without expected requests counts as if it had so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,142 @@ class Priority(Divide):
                 found[index] = cores
             total = max(0.0, total - sum(filled))
         return _shares(found)
+
+
+class _Step(NamedTuple):
+    """Some more cores for one application. The smallest is given first."""
+
+    order: tuple[bool, float, float, str]
+    place: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worth(Divide):
+    """Cores to the applications for which they are worth most: the most requests in time, and fairly.
+
+    What an application gains is its weight × the expected rate × u(x), where x is the fraction of its requests that its
+    own plan for so many cores is predicted to answer in time (`sloop.policies.attainment`), and u rises as x^-fairness,
+    so that of equal gains the smallest x is first: α-fairness (Mo and Walrand, "Fair end-to-end window-based congestion
+    control", 2000). Cores go to the largest gain per core, along the concave hull of each application's gains (Fox,
+    "Discrete optimization via marginal analysis", 1966). Nobody of the highest weight gets nothing, as long as there
+    are cores for its first step. Cores that an application has count for somewhat more than those that it would get, so
+    that nothing moves for equal worth.
+
+    Applications are asked what they would plan, at about `SIZES` numbers of cores each and `ASKS` times in all. In
+    between, and if there are many of them, a plan with fewer cores is one with more in proportion. Fails where
+    predictions are wrong: for bursts that the forecast misses, and with a data path that drops nothing.
+    """
+
+    is_quick: ClassVar[bool] = False
+    fairness: NonNegativeFloat = 1.0
+    """0: as many requests in time as possible, whoever sends them. The larger it is, the less the fractions in time
+    differ; with 1 (proportional fairness), they do as the requests per second that a core serves."""
+    steady: NonNegativeFloat = 0.1
+    """By which part cores that an application has are worth more than cores that it would get."""
+    idle: Literal["leave", "use"] = "leave"
+    """As in `MaxMin`."""
+
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
+        gains = [_Gains(each, ASKS // len(claimants), self.fairness) for each in claimants]
+        highest = max(each.weight for each in claimants)
+        found, left = [0.0] * len(gains), total
+        for step in sorted(step for place, own in enumerate(gains) for step in own.steps(place, self.steady, highest)):
+            if found[step.place] != step.begin:
+                continue  # what comes before it had no room
+            own, end = gains[step.place], step.end
+            if end - step.begin > left * (1 + ROUNDING):
+                end = step.begin + math.floor(left / own.part + ROUNDING) * own.part
+                if own.of(end) <= own.of(step.begin):
+                    continue
+            found[step.place] = end
+            left = max(0.0, left - (end - step.begin))
+        weights = [each.weight for each in claimants]
+        rest = _filled(left, [each.cores - cores for each, cores in zip(claimants, found, strict=True)], weights)
+        given = [cores + more for cores, more in zip(found, rest, strict=True)]
+        return [CoreShare(cores, own.why(cores)) for cores, own in zip(given, gains, strict=True)]
+
+
+class _Gains:
+    """What one application gains with how many cores; `asks` is how many plans it may be asked for."""
+
+    def __init__(self, claimant: Claimant, asks: int, fairness: float) -> None:
+        self._claimant, self._fairness = claimant, fairness
+        self._rate_rps = max(RATE_RPS_MIN, claimant.view.forecast_rps)
+        self._present = cores_by_hardware(claimant.view.plan).get(claimant.hardware, 0.0)
+        slots = [group.spec.slot for target in claimant.alone.stages for group in target.groups if group.count]
+        unit = min((slot.cores for slot in slots if slot.hardware == claimant.hardware), default=1.0)
+        unit = min(1.0, unit, claimant.cores)
+        self.part = unit / PART
+        wanted, sizes = claimant.cores, {min(self._present, claimant.cores)}
+        units = math.ceil(wanted / unit - ROUNDING)
+        sizes |= {min(wanted, unit * round(units * n / SIZES)) for n in range(1, SIZES + 1)}
+        if units < SIZES:
+            sizes |= {self.part * n for n in range(1, PART)}
+        self._sizes = sorted(sizes - {0.0})
+        self._attained: dict[float, float] = {}
+        self._plans = [(wanted, self._used(claimant.alone), services_of(claimant.alone, claimant.view))]
+        smaller = self._sizes[:-1]
+        chosen = smaller[:: max(1, -(-len(smaller) // asks))] if asks else []
+        for cores in chosen:
+            plan = claimant.plan(cores)
+            if plan is not None:
+                self._plans.append((cores, self._used(plan), services_of(plan, claimant.view)))
+        self._plans.sort(key=lambda each: each[0])
+
+    def _used(self, plan: Plan) -> float:
+        return cores_by_hardware(plan).get(self._claimant.hardware, 0.0)
+
+    def attained(self, cores: float) -> float:
+        """The fraction of its requests that it is predicted to answer in time with so many cores."""
+        found = self._attained.get(cores)
+        if found is None:
+            place = bisect_left(self._plans, cores * (1 - ROUNDING), key=lambda each: each[0])
+            _, used, services = self._plans[min(place, len(self._plans) - 1)]
+            if cores < used * (1 - ROUNDING):
+                services = {name: each.times(cores / used) for name, each in services.items()}
+            found = self._attained[cores] = attained(services, self._claimant.view) if cores else 0.0
+        return found
+
+    def of(self, cores: float) -> float:
+        """The gain of so many cores over none."""
+        x, power = self.attained(cores) + LEAST, 1 - self._fairness
+        u = (x**power - LEAST**power) / power if power else math.log(x / LEAST)
+        return self._claimant.weight * self._rate_rps * u
+
+    def steps(self, place: int, steady: float, highest: float) -> Iterator[_Step]:
+        """The edges of the concave hull of its gains; `highest` is the highest weight of all applications."""
+        hull = [(0.0, 0.0)]
+        for cores in self._sizes:
+            new = (cores, self.of(cores))
+            if new[1] <= hull[-1][1] * (1 + ROUNDING):
+                continue
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) < _slope(hull[-1], new) * (1 - ROUNDING):
+                hull.pop()
+            hull.append(new)
+        for begin, end in pairwise(hull):
+            is_first = begin[0] == 0.0 and self._claimant.weight == highest
+            worth = _slope(begin, end) * (1 + steady if end[0] <= self._present * (1 + ROUNDING) else 1)
+            order = (not is_first, -worth, self.attained(begin[0]), self._claimant.key)
+            yield _Step(order, place, begin[0], end[0])
+
+    def why(self, cores: float) -> str:
+        """What it attains, and what a core more or less would change."""
+        now = self.attained(cores)
+        text = f"worth: {now:.1%} of {number(self._rate_rps)} requests/s expected in time"
+        fewer, more = min(1.0, cores), min(1.0, self._claimant.cores - cores)
+        if fewer > ROUNDING:
+            text += f", {100 * (now - self.attained(cores - fewer)):.1f} points less with {counted(fewer, 'core')} less"
+        if more > ROUNDING:
+            gain = max(0.0, self.attained(cores + more) - now)
+            served = number(gain * self._rate_rps)
+            text += f", {100 * gain:.1f} points ({served} requests/s) more with {counted(more, 'core')} more"
+        return text
+
+
+def _slope(begin: tuple[float, float], end: tuple[float, float]) -> float:
+    return (end[1] - begin[1]) / (end[0] - begin[0])
 
 
 def _shares(cores: Sequence[float]) -> list[CoreShare]:

@@ -1,4 +1,5 @@
-"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up.
+"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up; and how many
+of random arrivals are in time.
 
 Source: Razavi et al., FA2 (RTAS 2022), section on the queueing model; IPA and Biscale use the same. It gives the worst
 case for *evenly spaced* arrivals; under Poisson arrivals, fill times and queues sometimes exceed it.
@@ -31,3 +32,31 @@ def patience_ns(fill_ms: float, slo_ns: int) -> int:
 def replicas_needed(rate_rps: float, batch: int, latency_ms: float) -> int:
     """n = max(1, ⌈λ d(b)/(1000 b)⌉): the fewest replicas that keep up with λ in batches of `latency_ms`."""
     return max(1, math.ceil(rate_rps * latency_ms / (1000.0 * batch) - ROUNDING))
+
+
+def in_time(rate_rps: float, servers: float, capacity_rps: float, service_ms: float, deadline_ms: float) -> float:
+    """The fraction of Poisson arrivals, 0 to 1, that `servers` replicas of `capacity_rps` together answer within the
+    deadline, if what would be late is dropped. For rates beyond the capacity it tends to capacity/rate.
+
+    A request is dropped if as many wait as are served in the time that it has, deadline - service. So this is the loss
+    of a queue with bounded room, M/M/c/K (Kleinrock, Queueing Systems, volume 1, section 3.6): Erlang's formula for c
+    servers, and then room that is counted twice, because constant durations make a queue half as long as exponential
+    ones (the factor 2/(c_a² + c_s²) of the heavy-traffic limit, with c_a = 1 and c_s = 0).
+    """
+    if capacity_rps <= 0.0 or service_ms > deadline_ms:
+        return 0.0
+    load = rate_rps / capacity_rps
+    if load <= 0.0:
+        return 1.0
+    offered = load * servers
+    blocked, busy = 1.0, servers % 1.0  # of a fraction of a server, nearly all
+    while (busy := busy + 1) <= servers:
+        blocked = offered * blocked / (busy + offered * blocked)
+    room = 2 * capacity_rps * (deadline_ms - service_ms) / 1000.0
+    if abs(load - 1.0) < 1e-9:
+        return 1.0 - blocked / (1.0 + blocked * room)
+    if load > 1.0:
+        kept = load**-room
+        return 1.0 - blocked / (kept + blocked * (1.0 - kept) / (1.0 - 1.0 / load))
+    kept = load**room
+    return 1.0 - blocked * kept / (1.0 + blocked * load * (1.0 - kept) / (1.0 - load))

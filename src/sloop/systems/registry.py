@@ -7,7 +7,7 @@ from sloop.options import Declared, Value, read_options
 from sloop.plugins import Registry
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
-from sloop.policies.divide import MaxMin, Priority, Proportional
+from sloop.policies.divide import MaxMin, Priority, Proportional, Worth
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
@@ -66,7 +66,7 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "harbor": Harbor,
         "bodies": Bodies,
     },
-    "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
+    "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority, "worth": Worth},
     "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart},
 }
 

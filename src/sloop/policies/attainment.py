@@ -1,0 +1,88 @@
+"""What a plan attains: the fraction of the expected requests that it is predicted to answer within their deadlines.
+
+It is computed from what the scaling policy saw (forecast, beliefs, deadlines), for a data path that drops what would be
+late, as most systems' do. Without one, an overloaded stage answers everything late, and less is attained than
+predicted; the order of plans is the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from sloop.core.views import ClusterView, StageView
+from sloop.solvers.queueing import in_time
+from sloop.units import NS_PER_MS, NS_PER_S, to_ms
+from sloop.vocabulary import Plan, ReplicaSpec, StagePlan
+
+ROOM = 1.1
+"""Batches are as small as they can be, so long as the replicas carry this many times the expected rate."""
+
+
+class StageService(Struct, frozen=True):
+    """What the replicas of a stage do together."""
+
+    servers: float = 0.0
+    """How many there are: 0, or at least 1."""
+    capacity_rps: float = 0.0
+    """Rows per second."""
+    batch_ms: float = math.inf
+    """The mean duration of a batch."""
+
+    def times(self, fraction: float) -> "StageService":
+        """With this fraction of the cores: fewer replicas, and instead of less than one a slower one."""
+        servers = self.servers * fraction
+        if not servers:
+            return StageService()
+        return StageService(max(1.0, servers), self.capacity_rps * fraction, self.batch_ms * max(1.0, 1 / servers))
+
+
+def services_of(plan: Plan, view: ClusterView) -> dict[str, StageService]:
+    """What the stages of a plan do."""
+    stages = {stage.name: stage for stage in view.stages}
+    return {each.stage: _service(each, stages[each.stage], view.demand_rps[each.stage]) for each in plan.stages}
+
+
+def attained(services: Mapping[str, StageService], view: ClusterView) -> float:
+    """The predicted fraction of the requests in time, 0 to 1.
+
+    Each stage has the part of a path's deadline that its batches take of the path's, and gets only what the stages
+    before it have answered in time.
+    """
+    deadlines_ms = dict.fromkeys(services, math.inf)
+    for path in view.paths:
+        total_ms = sum(services[name].batch_ms for name in path.stages)
+        for name in path.stages:
+            own_ms = to_ms(path.slo_ns) * services[name].batch_ms / total_ms if total_ms < math.inf else 0.0
+            deadlines_ms[name] = min(deadlines_ms[name], own_ms)
+    found = 1.0
+    for stage in view.stages:
+        own = services[stage.name]
+        rate_rps = view.demand_rps[stage.name] * found
+        share = in_time(rate_rps, own.servers, own.capacity_rps, own.batch_ms, deadlines_ms[stage.name])
+        found *= 1 - min(1.0, stage.visits) * (1 - share)
+    return found
+
+
+def _service(target: StagePlan, stage: StageView, rate_rps: float) -> StageService:
+    """Batches are as small as they can be while the replicas keep up with the rate; if they cannot, as large as is
+    best."""
+    groups = [group for group in target.groups if group.count]
+    costs = [(group.count, target.batch_max_of(group), _costs_ns(group.spec, stage)) for group in groups]
+    best, size = StageService(), 1
+    while size == 1 or size // 2 < max((batch_max for _, batch_max, _ in costs), default=0):
+        rates = [count * min(size, most) * NS_PER_S / own_ns[min(size, most)] for count, most, own_ns in costs]
+        servers, capacity_rps = sum(count for count, _, _ in costs), sum(rates)
+        if capacity_rps > best.capacity_rps:
+            total_ms = sum(count * own_ns[min(size, most)] for count, most, own_ns in costs) / NS_PER_MS
+            best = StageService(servers, capacity_rps, total_ms / servers)
+        if capacity_rps >= ROOM * rate_rps:
+            break
+        size *= 2
+    return best
+
+
+def _costs_ns(spec: ReplicaSpec, stage: StageView) -> Sequence[int]:
+    """By rows, on the cores that are the replica's own: others may need those that it shares."""
+    slot = spec.slot if spec.slot.is_capped else structs.replace(spec.slot, is_capped=True)
+    return stage.beliefs[spec.variant, slot.hardware].of(spec.shape).costs_ns(slot)
