@@ -1,5 +1,5 @@
-"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up; and how many
-of random arrivals are in time.
+"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up. And how
+many of random arrivals are in time.
 
 Source: Razavi et al., FA2 (RTAS 2022), section on the queueing model; IPA and Biscale use the same. It gives the worst
 case for *evenly spaced* arrivals; under Poisson arrivals, fill times and queues sometimes exceed it.
