@@ -41,7 +41,7 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.policies.admit import Open
-from sloop.policies.divide import Priority, Proportional
+from sloop.policies.divide import Priority, Proportional, Worth
 from sloop.policies.forecast import Last
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
@@ -264,6 +264,12 @@ def test_a_divide_policy_may_ask_what_applications_plan_with_fewer_cores() -> No
     assert started(actions) == [("x/only", 2.5), ("y/only", 1.5)]
     whys = {a.application: a.why for a in actions if isinstance(a, Decided) and a.kind == "plan"}
     assert [why.rpartition("; ")[2] for why in whys.values()] == ["x/only at 4: 4", "y/only at 4: 4"]
+
+
+def test_nobody_is_asked_where_the_cores_suffice() -> None:
+    scene = Deployment({"x": 1.0, "y": 3.0}, cores=4, divide=Worth())
+    assert started(beside(scene, 0)) == [("x/only", 1.0), ("y/only", 3.0)]
+    assert [len(script.seen) for script in scene.scripts.values()] == [1, 1]
 
 
 def test_plans_of_one_application_are_made_in_the_loop_whatever_divides() -> None:

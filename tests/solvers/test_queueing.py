@@ -1,11 +1,14 @@
 """The queueing model: its formula against queues of evenly spaced arrivals played out."""
 
 import math
+from heapq import heapreplace
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
+from sloop.solvers.queueing import fill_ms, in_time, patience_ns, replicas_needed
 from sloop.units import ms
 
 
@@ -56,3 +59,30 @@ def test_a_batch_is_waited_for_twice_its_time_but_never_most_of_the_deadline() -
     assert patience_ns(20, ms(1000)) == ms(40)
     assert patience_ns(200, ms(1000)) == ms(250)
     assert patience_ns(0, ms(1000)) == 0
+
+
+@pytest.mark.parametrize(("servers", "service_s", "deadline_s"), [(1, 0.1, 0.2), (1, 0.1, 0.5), (4, 0.18, 0.72)])
+@pytest.mark.parametrize("load", [0.5, 0.8, 0.95, 1.0, 1.2, 3.0])
+def test_what_is_in_time_is_what_a_simulated_queue_answers(
+    servers: int, service_s: float, deadline_s: float, load: float
+) -> None:
+    """Poisson arrivals, constant durations, and whoever would be late is dropped."""
+    rate_rps, chance = load * servers / service_s, Random(1)
+    free_s, now_s, served, count = [0.0] * servers, 0.0, 0, 20_000
+    for _ in range(count):
+        now_s += chance.expovariate(rate_rps)
+        ready_s = max(now_s, free_s[0]) + service_s
+        if ready_s <= now_s + deadline_s:
+            served += 1
+            heapreplace(free_s, ready_s)
+    found = in_time(rate_rps, servers, servers / service_s, 1e3 * service_s, 1e3 * deadline_s)
+    assert found == pytest.approx(served / count, abs=0.04)
+
+
+def test_more_servers_answer_more_in_time_and_none_answer_nothing() -> None:
+    each_rps = 10.0
+    shares = [in_time(40, servers / 2, servers / 2 * each_rps, 100, 300) for servers in range(20)]
+    assert shares == sorted(shares)
+    assert (shares[0], round(shares[-1], 6)) == (0.0, 1.0)
+    assert in_time(40, 20, 200, 301, 300) == 0.0
+    assert in_time(0, 1, 10, 100, 300) == 1.0

@@ -103,9 +103,9 @@ class _Step(NamedTuple):
 class Worth(Divide):
     """Cores to the applications for which they are worth most: the most requests in time, and fairly.
 
-    What an application gains is its weight × the expected rate × u(x), where x is the fraction of its requests that its
-    own plan for so many cores is predicted to answer in time (`sloop.policies.attainment`), and u rises as x^-fairness,
-    so that of equal gains the smallest x is first: α-fairness (Mo and Walrand, "Fair end-to-end window-based congestion
+    What an application gains is the expected rate × u(x), where x is the fraction of its requests that its own plan for
+    so many cores is predicted to answer in time (`sloop.policies.attainment`). u rises as (weight/x)^fairness, so that
+    of equal gains the smallest x/weight is first: α-fairness (Mo and Walrand, "Fair end-to-end window-based congestion
     control", 2000). Cores go to the largest gain per core, along the concave hull of each application's gains (Fox,
     "Discrete optimization via marginal analysis", 1966). Nobody of the highest weight gets nothing, as long as there
     are cores for its first step. Cores that an application has count for somewhat more than those that it would get, so
@@ -117,11 +117,13 @@ class Worth(Divide):
     """
 
     is_quick: ClassVar[bool] = False
-    fairness: NonNegativeFloat = 1.0
-    """0: as many requests in time as possible, whoever sends them. The larger it is, the less the fractions in time
-    differ; with 1 (proportional fairness), they do as the requests per second that a core serves."""
+    fairness: NonNegativeFloat = 4.0
+    """0: as many requests in time as possible, whoever sends them, and weights multiply rates. The larger it is, the
+    less the fractions in time differ. Where all are short, one whose requests take k times as long has a fraction that
+    is smaller by the factor k^(1/fairness): 1.8 for k = 10."""
     steady: NonNegativeFloat = 0.1
-    """By which part cores that an application has are worth more than cores that it would get."""
+    """By which part rates may change, where all are short, before cores move: cores that an application has count for
+    so much more than those that it would get."""
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
@@ -154,7 +156,7 @@ class _Gains:
         self._present = cores_by_hardware(claimant.view.plan).get(claimant.hardware, 0.0)
         slots = [group.spec.slot for target in claimant.alone.stages for group in target.groups if group.count]
         unit = min((slot.cores for slot in slots if slot.hardware == claimant.hardware), default=1.0)
-        unit = min(1.0, unit, claimant.cores)
+        unit = min(1.0, unit, claimant.cores) or 1.0
         self.part = unit / PART
         wanted, sizes = claimant.cores, {min(self._present, claimant.cores)}
         units = math.ceil(wanted / unit - ROUNDING)
@@ -190,7 +192,7 @@ class _Gains:
         """The gain of so many cores over none."""
         x, power = self.attained(cores) + LEAST, 1 - self._fairness
         u = (x**power - LEAST**power) / power if power else math.log(x / LEAST)
-        return self._claimant.weight * self._rate_rps * u
+        return self._claimant.weight ** max(1.0, self._fairness) * self._rate_rps * u
 
     def steps(self, place: int, steady: float, highest: float) -> Iterator[_Step]:
         """The edges of the concave hull of its gains; `highest` is the highest weight of all applications."""
@@ -204,8 +206,9 @@ class _Gains:
             hull.append(new)
         for begin, end in pairwise(hull):
             is_first = begin[0] == 0.0 and self._claimant.weight == highest
-            worth = _slope(begin, end) * (1 + steady if end[0] <= self._present * (1 + ROUNDING) else 1)
-            order = (not is_first, -worth, self.attained(begin[0]), self._claimant.key)
+            is_present = end[0] <= self._present * (1 + ROUNDING)
+            worth = _slope(begin, end) * ((1 + steady) ** (1 + self._fairness) if is_present else 1.0)
+            order = (not is_first, -worth, self.attained(begin[0]) / self._claimant.weight, self._claimant.key)
             yield _Step(order, place, begin[0], end[0])
 
     def why(self, cores: float) -> str:
@@ -214,7 +217,8 @@ class _Gains:
         text = f"worth: {now:.1%} of {number(self._rate_rps)} requests/s expected in time"
         fewer, more = min(1.0, cores), min(1.0, self._claimant.cores - cores)
         if fewer > ROUNDING:
-            text += f", {100 * (now - self.attained(cores - fewer)):.1f} points less with {counted(fewer, 'core')} less"
+            loss = max(0.0, now - self.attained(cores - fewer))
+            text += f", {100 * loss:.1f} points less with {counted(fewer, 'core')} less"
         if more > ROUNDING:
             gain = max(0.0, self.attained(cores + more) - now)
             served = number(gain * self._rate_rps)
