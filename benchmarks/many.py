@@ -44,8 +44,12 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "vertical-only": {"name": "vertical-only"},
     "fa2": {"name": "fa2", "period_s": 1},
     "mixed": {"name": "mixed"},
+    "static, short": {"name": "static", "cores": 1.0},
+    "static, short, worth": {"name": "static", "cores": 1.0, "divide": "worth"},
+    "vertical-only, short": {"name": "vertical-only"},
+    "vertical-only, short, worth": {"name": "vertical-only", "divide": "worth"},
 }
-"""Each plans every second."""
+"""Each plans every second. Where cores are short, there is half a core for each model."""
 CHANGED: Final = 10
 CALM_RPS, BUSY_RPS = 2, 40
 SPREADS: Final = {"equal": "ten rates change", "poisson": "all rates change"}
@@ -139,8 +143,9 @@ def passed_ms(begun_ns: int) -> float:
     return (time.perf_counter_ns() - begun_ns) / NS_PER_MS
 
 
-def scenario_of(folder: Path, system: Mapping[str, Any], spread: str, given: Namespace) -> dict[str, Any]:
-    """The deployment, with enough cores for all. `spread` says how the requests of a second arrive."""
+def scenario_of(folder: Path, system: str, spread: str, given: Namespace) -> dict[str, Any]:
+    """The deployment. `spread` says how the requests of a second arrive."""
+    nodes = {"hardware": "custom", "count": given.models // (32 if "short" in system else 8), "cores": NODE_CORES}
     names = [f"m{number}" for number in range(given.models)]
     half = round(given.seconds / 2)
     traces = {}
@@ -154,17 +159,17 @@ def scenario_of(folder: Path, system: Mapping[str, Any], spread: str, given: Nam
             {"name": name, "slo_ms": 200, "stages": [{"name": "run", "variants": [{"name": "a", "profile": PROFILE}]}]}
             for name in names
         ],
-        "cluster": {"nodes": [{"hardware": "custom", "count": given.models // 8, "cores": NODE_CORES}]},
-        "systems": [dict(system)],
+        "cluster": {"nodes": [nodes]},
+        "systems": [dict(SYSTEMS[system])],
         "traces": {name: traces["busy" if number < CHANGED else "calm"] for number, name in enumerate(names)},
         "duration_s": given.seconds,
         "seed": given.seed,
     }
 
 
-def ticks_of(folder: Path, system: Mapping[str, Any], spread: str, given: Namespace) -> list[Tick]:
+def ticks_of(folder: Path, label: str, spread: str, given: Namespace) -> list[Tick]:
     """All ticks of a run but the first three: those load modules and start everything."""
-    scenario = load_scenario(scenario_of(folder, system, spread, given))
+    scenario = load_scenario(scenario_of(folder, label, spread, given))
     world = World.from_scenario(scenario)
     timed = TimedCore(world.setup().core())
     gc.disable()  # the simulated world's objects are not what a server has
@@ -177,7 +182,7 @@ def simulated(folder: Path, given: Namespace) -> Iterator[tuple[object, ...]]:
     """One row for each system and kind of arrivals."""
     for spread, label in ((spread, label) for spread in SPREADS for label in SYSTEMS):
         say(f"{label}, {given.models} models, {spread}")
-        ticks = ticks_of(folder, SYSTEMS[label], spread, given)
+        ticks = ticks_of(folder, label, spread, given)
         changed = [tick for tick in ticks if given.seconds / 2 <= tick.at_s < given.seconds / 2 + 5]
         longest = max(tick.total_ms for tick in changed)
         yield (

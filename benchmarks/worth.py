@@ -1,9 +1,9 @@
 """Three real models that want three cores, live on two: `divide: worth` beside max-min and proportional.
 
-    python -m benchmarks.worth [--runs 5] [--seconds 10] [--weights model.safetensors] [--keep FOLDER]
+    python -m benchmarks.worth [--runs 5] [--seconds 10] [--keep FOLDER]
 
-SqueezeNet gets many small requests, which together want 1.6 cores; a text encoder (benchmarks/encoder.py) wants 0.8,
-and ResNet18 0.6: so many times what `sloop profile` says that one core serves in batches of four. Deadlines are
+SqueezeNet gets many small requests, which together want 1.6 cores; DenseNet121 on small images wants 0.8, and ResNet18
+0.6: so many times what `sloop profile` says that one core serves in batches of four. Deadlines are
 `DEADLINE` times what one request takes alone on a core. Each policy divides the cores of `elastic`, which leaves idle
 ones idle, under the same requests; runs take turns. Without `--keep`, models are profiled each time. Nothing else
 should run on the machine.
@@ -21,56 +21,42 @@ from shutil import rmtree
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks import encoder
 from benchmarks.models import resnet18, small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.app.load import load_scenario
 from sloop.demo.live import serving
 from sloop.demo.run import dump_yaml
 from sloop.load import LoadPlan, run_loads
-from sloop.profile.profile import Profile, load_profile, path_beside
+from sloop.profile.profile import load_profile, path_beside
 from sloop.runlog import read_log
 from sloop.runlog.summary import FigureRow, RunSummary
 from sloop.sim import World
 from sloop.systems.replay import rebuild
-from sloop.workload import trace_from
-from sloop.workload.trace import first_works
 
-WANTS: Final[Mapping[str, float]] = {"squeezenet": 1.6, "encoder": 0.8, "resnet18": 0.6}
+WANTS: Final[Mapping[str, float]] = {"squeezenet": 1.6, "densenet121": 0.8, "resnet18": 0.6}
 """Cores."""
-SIZES: Final = {"kind": "lognormal", "median": 40, "sigma": 0.8, "most": 256}
-"""Words of a text."""
-PROFILED: Final = ("--batches", "1,4,8", "--cores", "0.5,1,2", "--seconds", "0.3", "--passes", "1", "--json")
+PROFILED: Final = ("--batches", "1,4,8", "--cores", "0.5,1,2", "--seconds", "0.2", "--passes", "1", "--json")
 BATCH: Final = 4
 DEADLINE: Final = 8.0
-DRAWN, DRAWN_S = 2_000, 30.0
 POLICIES: Final = ("worth", "max_min", "proportional")
 BETTER: Final = 5.0
 """Points by which the worst must be better than with max-min."""
 
 
-def models_of(folder: Path, weights: Path | None) -> dict[str, Path]:
+def models_of(folder: Path) -> dict[str, Path]:
     """The models, each with its profile beside it."""
-    texts = folder / "encoder.onnx"
-    if not texts.is_file():
-        encoder.write(texts, encoder.read_safetensors(weights) if weights else None)
-    models = {"squeezenet": small(folder, "squeezenet", 96), "encoder": texts, "resnet18": resnet18(folder)}
+    models = {
+        "squeezenet": small(folder, "squeezenet", 96),
+        "densenet121": small(folder, "densenet121", 64),
+        "resnet18": resnet18(folder),
+    }
     for name, model in models.items():
         if not path_beside(model).is_file():
             say(f"profile {name}")
-            sizes = ["--sizes", "16,64,256"] if name == "encoder" else []
-            command = [sys.executable, "-m", "sloop", "profile", str(model), *PROFILED, *sizes]
+            command = [sys.executable, "-m", "sloop", "profile", str(model), *PROFILED]
             if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
                 raise SystemExit(f"sloop profile {model} failed")
     return models
-
-
-def request_ms(profile: Profile, name: str, rows: int, seed: int) -> float:
-    """What an average request takes of one core, in batches of so many."""
-    if name != "encoder":
-        return profile.latency_at(0, rows, 1.0) / rows
-    trace = trace_from({"kind": "poisson", "rate": 100, "sizes": SIZES}, seed=seed, duration_s=DRAWN_S, folder=Path())
-    return fmean(profile.latency_at(work.size, rows, 1.0) / rows for work in first_works(trace, DRAWN))
 
 
 def scene_of(models: Mapping[str, Path], given: Namespace) -> dict[str, Any]:
@@ -78,12 +64,10 @@ def scene_of(models: Mapping[str, Path], given: Namespace) -> dict[str, Any]:
     applications, traces = [], {}
     for name, model in models.items():
         profile = load_profile(path_beside(model))
-        alone_ms, each_ms = (request_ms(profile, name, rows, given.seed) for rows in (1, BATCH))
-        stage = {"name": "only", "model": str(model.absolute())}
-        own = {"pad": {"ids": 0, "mask": 0}} if name == "encoder" else {}
-        applications.append({"name": name, "slo_ms": round(DEADLINE * alone_ms, 1), "stages": [stage | own]})
-        sizes = {"sizes": SIZES} if name == "encoder" else {}
-        traces[name] = {"kind": "poisson", "rate": round(WANTS[name] * 1e3 / each_ms, 1), **sizes}
+        alone_ms, each_ms = (profile.latency_at(0, rows, 1.0) / rows for rows in (1, BATCH))
+        stages = [{"name": "only", "model": str(model.absolute())}]
+        applications.append({"name": name, "slo_ms": round(DEADLINE * alone_ms, 1), "stages": stages})
+        traces[name] = {"kind": "poisson", "rate": round(WANTS[name] * 1e3 / each_ms, 1)}
     return {
         "name": "three",
         "applications": applications,
@@ -154,11 +138,10 @@ def main() -> None:
     """Measure and publish."""
     parser = arguments(__doc__, seconds=10, quick=5)
     parser.add_argument("--runs", type=int, default=5, help="live runs under each policy (default 5)")
-    parser.add_argument("--weights", type=Path, help="the encoder's model.safetensors (default: random weights)")
     given = parser.parse_args()
     found: dict[str, list[dict[str, FigureRow]]] = {policy: [] for policy in POLICIES}
     with workspace(given.keep) as folder:
-        scene = scene_of(models_of(folder, given.weights), given)
+        scene = scene_of(models_of(folder), given)
         for number in range(given.runs):
             for policy in POLICIES:
                 say(f"run {number + 1}, {policy}")
