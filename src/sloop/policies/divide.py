@@ -90,7 +90,7 @@ class Priority(Divide):
         return _shares(found)
 
 
-class _Step(NamedTuple):
+class _MoreCores(NamedTuple):
     """Some more cores for one application. The smallest is given first."""
 
     order: tuple[bool, float, float, str]
@@ -194,7 +194,7 @@ class _Gains:
         u = (x**power - LEAST**power) / power if power else math.log(x / LEAST)
         return self._claimant.weight ** max(1.0, self._fairness) * self._rate_rps * u
 
-    def steps(self, place: int, steady: float, highest: float) -> Iterator[_Step]:
+    def steps(self, place: int, steady: float, highest: float) -> Iterator[_MoreCores]:
         """The edges of the concave hull of its gains; `highest` is the highest weight of all applications."""
         hull = [(0.0, 0.0)]
         for cores in self._sizes:
@@ -209,7 +209,7 @@ class _Gains:
             is_present = end[0] <= self._present * (1 + ROUNDING)
             worth = _slope(begin, end) * ((1 + steady) ** (1 + self._fairness) if is_present else 1.0)
             order = (not is_first, -worth, self.attained(begin[0]) / self._claimant.weight, self._claimant.key)
-            yield _Step(order, place, begin[0], end[0])
+            yield _MoreCores(order, place, begin[0], end[0])
 
     def why(self, cores: float) -> str:
         """What it attains, and what a core more or less would change."""
