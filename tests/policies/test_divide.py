@@ -159,8 +159,8 @@ def value(each: Claimant, cores: float, fairness: float) -> float:
     """What the docstring of `Worth` says that an application gains with so many cores."""
     x = attained(services_of(each.plan(cores), each.view), each.view) + LEAST  # type: ignore[arg-type]
     power = 1 - fairness
-    u = (x**power - LEAST**power) / power if power else math.log(x / LEAST)
-    return each.weight ** max(1.0, fairness) * each.view.forecast_rps * u
+    u = (math.pow(x, power) - math.pow(LEAST, power)) / power if power else math.log(x / LEAST)
+    return math.pow(each.weight, max(1.0, fairness)) * each.view.forecast_rps * u
 
 
 @st.composite

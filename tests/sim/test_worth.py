@@ -3,15 +3,12 @@
 from sloop.app.load import load_scenario
 from sloop.sim.scenarios import run_scenario
 
+PROFILES = {"rank": "ResNet-T", "faces": "ResNet18-human", "cars": "YOLOv5s-S"}
 SCENE = {
     "name": "three",
     "applications": [
-        {"name": name, "slo_ms": slo_ms, "stages": [{"name": "only", "profile": profile}]}
-        for name, slo_ms, profile in (
-            ("rank", 600, "ResNet-T"),
-            ("faces", 600, "ResNet18-human"),
-            ("cars", 800, "YOLOv5s-S"),
-        )
+        {"name": name, "slo_ms": 600, "stages": [{"name": "only", "profile": profile}]}
+        for name, profile in PROFILES.items()
     ],
     "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 1}]},
     "systems": [{"name": "elastic", "divide": {"name": name, "idle": "leave"}} for name in ("worth", "max_min")],
@@ -21,8 +18,7 @@ SCENE = {
 
 def attainments(rates: tuple[float, ...]) -> list[tuple[dict[str, float], float]]:
     """By application and in all, requests in time per second; for each way."""
-    names = [each["name"] for each in SCENE["applications"]]  # type: ignore[index,union-attr]
-    traces = {name: {"kind": "poisson", "rate": rate} for name, rate in zip(names, rates, strict=True)}
+    traces = {name: {"kind": "poisson", "rate": rate} for name, rate in zip(PROFILES, rates, strict=True)}
     scenario = load_scenario({**SCENE, "traces": traces})
     rows = [run_scenario(scenario, choice).row for choice in scenario.systems]
     return [({own.name: own.attainment or 0.0 for own in row.applications}, row.goodput_rps or 0.0) for row in rows]

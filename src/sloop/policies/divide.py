@@ -191,8 +191,8 @@ class _Gains:
     def of(self, cores: float) -> float:
         """The gain of so many cores over none."""
         x, power = self.attained(cores) + LEAST, 1 - self._fairness
-        u = (x**power - LEAST**power) / power if power else math.log(x / LEAST)
-        return self._claimant.weight ** max(1.0, self._fairness) * self._rate_rps * u
+        u = (math.pow(x, power) - math.pow(LEAST, power)) / power if power else math.log(x / LEAST)
+        return math.pow(self._claimant.weight, max(1.0, self._fairness)) * self._rate_rps * u
 
     def steps(self, place: int, steady: float, highest: float) -> Iterator[_MoreCores]:
         """The edges of the concave hull of its gains; `highest` is the highest weight of all applications."""

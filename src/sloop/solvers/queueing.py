@@ -56,7 +56,7 @@ def in_time(rate_rps: float, servers: float, capacity_rps: float, service_ms: fl
     if abs(load - 1.0) < 1e-9:
         return 1.0 - blocked / (1.0 + blocked * room)
     if load > 1.0:
-        kept = load**-room
+        kept = math.pow(load, -room)
         return 1.0 - blocked / (kept + blocked * (1.0 - kept) / (1.0 - 1.0 / load))
-    kept = load**room
+    kept = math.pow(load, room)
     return 1.0 - blocked * kept / (1.0 + blocked * load * (1.0 - kept) / (1.0 - load))
