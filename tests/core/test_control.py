@@ -82,6 +82,21 @@ def test_a_shortage_of_cores_is_logged_once_and_retried() -> None:
     assert [type(a) for a in orders(scene.act(2000, WOKE))] == [StartWorker]
 
 
+def test_a_shortage_on_the_node_that_a_plan_names_is_logged_although_others_could_be_acquired() -> None:
+    """They are of no use to the replica, whose requests would wait without a word."""
+    target = plan_of(1, cores=3)
+    [stage] = target.stages
+    named = tuple(structs.replace(each, spec=structs.replace(each.spec, node="n0")) for each in stage.groups)
+    target = structs.replace(target, stages=(structs.replace(stage, groups=named),))
+    scene = Scene(target, nodes=[Node("n0", "local", 2, 1000), Node("r0", "local", 8, 1000, on_demand=True)])
+    (_, short) = scene.act(0, WOKE)
+    assert isinstance(short, Decided)
+    assert (short.kind, short.why.partition(":")[0]) == (
+        "shortage",
+        "n0, where the plan wants it, has no room for a replica of a with 3 cores",
+    )
+
+
 def test_a_shortage_that_returns_is_logged_again() -> None:
     scene = Scene(plan_of(1, cores=3), nodes=[Node("n0", "local", 2, 1000)])
     assert notes(scene.act(0, WOKE)) == ["plan", "shortage"]

@@ -52,7 +52,10 @@ FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
 }
 """Seeds under `static` that broke the core once, and what the mistake was."""
+WITHOUT_A_WORD = "a node that could be acquired hid that the one that the plan named had no room"
 DEPLOYMENTS_FAILED_ONCE = {
+    ("harbor", 339): WITHOUT_A_WORD,
+    ("harbor", 393): WITHOUT_A_WORD,
     ("mixed", 11): "replicas that share an accelerator were offered without cores, where others had all of its node",
 }
 """The same of deployments, with their systems."""

@@ -674,10 +674,11 @@ class ControlPath:
         if missing and not is_too_soon:
             spec, provision = missing[0][0], stage.application.policies.provision
             weights_bytes = first_weights_bytes(provision, stage.start_costs(spec))
-            shortage = Shortage(spec.variant, spec.slot, weights_bytes=weights_bytes, scarce=self._scarce(*missing[0]))
+            scarce = self._scarce(*missing[0])
+            shortage = Shortage(spec.variant, spec.slot, node=spec.node, weights_bytes=weights_bytes, scarce=scarce)
             without_room += missing
         if shortage is not None:
-            if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
+            if not difference.holds or self._can_acquire(shortage):
                 self._report(application, stage, shortage, holds, out)
             elif shortage.replica is not None or self._can_make_room(stage, difference.start):
                 self._make_room(now_ns, stage, difference, out)
@@ -690,12 +691,18 @@ class ControlPath:
         waits = difference.holds or moves or difference.detach or [spec for spec in difference.start if spec.shape]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
 
+    def _can_acquire(self, shortage: Shortage) -> bool:
+        """Whether a node could be acquired for what lacks room. No other one helps a replica that the plan wants on a
+        certain node."""
+        node = shortage.node if shortage.replica is None else self._state.replicas[shortage.replica].spec.node
+        return self._nodes.can_acquire(shortage.slot.hardware, node)
+
     def _scarce(self, spec: ReplicaSpec, belief: Belief) -> str:
         """Of what the ready nodes have too little for a new replica, as text; empty if one has room for it."""
         ledger = self._state.ledger
         if ledger.sites(spec, belief, one_of_equal=True):
             return ""
-        ready = [view for view in ledger.views() if view.state is NodeState.READY]
+        ready = [view for view in ledger.views() if view.state is NodeState.READY and spec.node in (None, view.node.name)]
         return why_impossible(spec, [view.node for view in ready]) or what_is_scarce(spec, belief, ready)[1]
 
     def _move(
@@ -818,7 +825,7 @@ class ControlPath:
         will_have_room = (
             holds
             or self._nodes.is_acquiring
-            or self._nodes.can_acquire(shortage.slot.hardware)
+            or self._can_acquire(shortage)
             or any(replica.will_free_cores for replica in self._state.replicas.values())
         )
         if not will_have_room and application.is_new(stage.name, shortage):

@@ -42,6 +42,7 @@ class Shortage:
     replica: ReplicaId | None = None
     present_cores: float = 0.0
     node: str | None = None
+    """Where the replica is that exists, or must be that is new."""
     shadow: Worker | None = None
     weights_bytes: int = 0
     """The most memory that the weights of a new replica take beside its own."""
@@ -62,7 +63,8 @@ class Shortage:
             device = f" and {share} {slot.accelerator}" if slot.accelerator else ""
             weights = f" and {self.weights_bytes / 1e9:.3g} GB for its weights" if self.weights_bytes else ""
             wanted = f"a replica of {self.variant} with {counted(slot.cores, 'core')}{device}{weights}"
-            return f"no node has room for {wanted}{f': {self.scarce}' if self.scarce else ''}"
+            where = f"{self.node}, where the plan wants it, has no" if self.node else "no node has"
+            return f"{where} room for {wanted}{f': {self.scarce}' if self.scarce else ''}"
         if self.shadow is not None:
             cores = counted(self.shadow.cores, "core")
             return f"{self.node} has no room for a shadow of replica {self.replica} with {cores}"

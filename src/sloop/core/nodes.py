@@ -35,14 +35,14 @@ class NodePool:
         """Whether a node has been ordered and is not ready."""
         return NodeState.ACQUIRING in self._ledger.states.values()
 
-    def can_acquire(self, hardware: str) -> bool:
-        """Whether a node of this kind could be acquired, or is being acquired."""
+    def can_acquire(self, hardware: str, only: str | None = None) -> bool:
+        """Whether a node of this kind could be acquired, or is being acquired; `only` this one if it is given."""
         nodes, states = self._ledger.nodes, self._ledger.states
         open_states = (NodeState.RELEASED, NodeState.ACQUIRING, NodeState.RELEASING)
         return any(
             states[name] in open_states
             for name, node in nodes.items()
-            if node.on_demand and hardware in ("", node.hardware)
+            if node.on_demand and hardware in ("", node.hardware) and only in (None, name)
         )
 
     def acquire_for(self, now_ns: int, without_room: Sequence[tuple[ReplicaSpec, Belief]], out: list[Action]) -> None:
