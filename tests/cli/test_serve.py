@@ -93,6 +93,37 @@ def test_an_address_of_ipv6_is_taken_and_shown_as_urls_have_it(model: Path, host
             server.send_signal(signal.SIGINT)
 
 
+SLOW_IMPORT = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "sloop.cli.serve":
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+from sloop.cli import main
+main(["serve", "app.yaml"])
+"""
+
+
+@pytest.mark.live
+def test_the_first_process_of_a_container_leaves_when_told_while_it_is_still_being_imported() -> None:
+    """The kernel drops what such a process has no handler for."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", SLOW_IMPORT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as outer:
+        assert outer.stdout is not None
+        if not outer.stdout.readline():
+            pytest.skip("this machine lets nobody make a namespace of processes")
+        [first] = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        try:
+            assert outer.wait(30) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
+
+
 @pytest.mark.live
 def test_it_leaves_when_told_while_it_still_waits_for_nodes(model: Path) -> None:
     (model.parent / "tiny.yaml").write_text(SERVED + "cluster: {nodes: [{hardware: local, count: 1, cores: 1}]}\n")

@@ -7,6 +7,8 @@ module's docstring, which is read from the source.
 
 import ast
 import importlib
+import os
+import signal
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from itertools import accumulate
@@ -58,6 +60,8 @@ class Commands(click.Group):
             raise click.UsageError(REMOVED[cmd_name])
         if cmd_name not in COMMANDS:
             return _added_command(cmd_name)
+        if os.getpid() == 1:  # of a container: it gets no signal for which it has no handler, and imports take seconds
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), function)
         assert isinstance(command, click.Command), command

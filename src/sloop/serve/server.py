@@ -388,6 +388,8 @@ class StopOrders:
         _log.warning("%s; a further signal stops it at once", what)
         for number in SIGNALS:
             self._loop.remove_signal_handler(number)
+        if os.getpid() == 1:  # of a container: it gets no signal for which it has no handler
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         self.drain_requested.set()
 
 
