@@ -98,6 +98,34 @@ def test_what_yaml_has_and_we_have_not_is_named(text: str, says: str) -> None:
     assert caught.value.help
 
 
+DEEPER = "f.yaml:2: not YAML: this line goes on with the value of the one before"
+LIST = "stages:\n  - name: a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "help"),
+    [
+        ("name: demo\n slo_ms: 200\n", DEEPER, "indent it as that line"),
+        ("name demo\nslo_ms: 200\n", DEEPER, "end that line with `:`"),
+        (f"{LIST}   model: x\n", "f.yaml:3: not YAML: 3 spaces before this line, 2 before the block", "indentation"),
+        ("a:\n    b: 1\n  c: 2\n", "f.yaml:3: not YAML: 2 spaces before this line, 0 before the block", "indentation"),
+        ("a: 1\n- b\n", "f.yaml:2: not YAML: a key among the items of a list, or an item among keys", "with its own `-`"),
+        (f"{LIST}    model\n    after: []\n", "f.yaml:3: not YAML: a key without `:`", "`key: value`"),
+        ("a: b: c\n", "f.yaml:1: not YAML: a second `: ` in this line", "in quotes"),
+        ("a: @b\n", "f.yaml:1: not YAML: a value that begins with '@'", "in quotes"),
+        ("a:\n\tb: 1\n", "f.yaml:2: not YAML: a tab that indents", "with spaces"),
+        ('a: "b\nc: 1\n', "f.yaml:1: not YAML: what begins here does not end", "close"),
+        ("a: [1, 2\nb: 1\n", "f.yaml:1: not YAML: what begins here does not end", "close"),
+        ("a: *b\n", "f.yaml:1: not YAML: found undefined alias 'b'", "check quotes"),
+    ],
+)
+def test_what_is_no_yaml_is_said_in_words_of_the_text(text: str, says: str, help: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_yaml(text, "f.yaml")
+    assert str(caught.value).startswith(says)
+    assert help in (caught.value.help or "")
+
+
 def _use(document: Value) -> None:
     """Look at everything, as a reader of applications does."""
     document.mapping(("a",), required=("a",))["a"].number()

@@ -8,7 +8,7 @@ Differences from plain YAML 1.1: a duplicate key is an error, dates and binaries
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ import yaml
 
 from sloop.errors import InputError
 from sloop.options import KEY_MAX, Value, describe
+from sloop.text import counted
 
 BYTES_MAX: Final = 2**21
 """The most bytes of a file: ten for each of the `VALUES_MAX` values. The parser, which is written in Python so that
@@ -58,10 +59,8 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = " ".join(part for part in (error.context, error.problem) if part)
-        help = "indent with spaces, not with tabs" if "\\t" in what else "check quotes, colons and indentation"
-        raise InputError(f"not YAML: {what}", where=f"{file}:{mark.line + 1 if mark else 1}", help=help) from error
+        what, line, help = _explained(error, text.splitlines())
+        raise InputError(f"not YAML: {what}", where=f"{file}:{line}", help=help) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
         raise InputError(f"not YAML: {reason}", where=f"{file}:1") from error
@@ -71,6 +70,35 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
     builder = _Builder(file)
     content = builder.build(root, "", 0)
     return Value(content, "", file, builder.lines)
+
+
+def _explained(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[str, int, str]:
+    """What is wrong, in which line, and what to do, without the parser's names for its states."""
+    problem, mark = error.problem or "", error.problem_mark or error.context_mark
+    if mark is None:
+        return problem, 1, "check quotes, colons and indentation"
+    begun, line, own = error.context_mark or mark, mark.line + 1, "".join(lines[mark.line : mark.line + 1])
+    if problem.startswith("expected <block end>"):
+        block = f"the block that begins in line {begun.line + 1}"
+        if mark.column == begun.column:
+            help = "indent the items of a list below its key, each with its own `-`"
+            return f"a key among the items of a list, or an item among keys, of {block}", line, help
+        spaces = f"{counted(mark.column, 'space')} before this line, {begun.column} before {block}"
+        return f"{spaces}, and no block between has as many", line, "give all lines of a block the same indentation"
+    if problem == "mapping values are not allowed here":
+        if ": " in own[: mark.column]:
+            return "a second `: ` in this line", line, "put the value in quotes"
+        help = "indent it as that line, or end that line with `:`, with a space between the colon and a value"
+        return "this line goes on with the value of the one before", line, help
+    if problem == "could not find expected ':'":
+        return "a key without `:`", begun.line + 1, "write `key: value`, with a space after the colon"
+    if "cannot start any token" in problem:
+        if own[mark.column : mark.column + 1] == "\t":
+            return "a tab that indents", line, "indent with spaces, not with tabs"
+        return f"a value that begins with {own[mark.column :][:1]!r}", line, "put the value in quotes"
+    if "flow" in (error.context or "") or "end of stream" in problem:
+        return f"what begins here does not end: {problem}", begun.line + 1, "close the bracket or the quote"
+    return " ".join(filter(None, (error.context, problem))), line, "check quotes, colons and indentation"
 
 
 def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
