@@ -109,7 +109,11 @@ LIST = "stages:\n  - name: a\n"
         ("name demo\nslo_ms: 200\n", DEEPER, "end that line with `:`"),
         (f"{LIST}   model: x\n", "f.yaml:3: not YAML: 3 spaces before this line, 2 before the block", "indentation"),
         ("a:\n    b: 1\n  c: 2\n", "f.yaml:3: not YAML: 2 spaces before this line, 0 before the block", "indentation"),
-        ("a: 1\n- b\n", "f.yaml:2: not YAML: a key among the items of a list, or an item among keys", "with its own `-`"),
+        (
+            "a: 1\n- b\n",
+            "f.yaml:2: not YAML: a key among the items of a list, or an item among keys",
+            "with its own `-`",
+        ),
         (f"{LIST}    model\n    after: []\n", "f.yaml:3: not YAML: a key without `:`", "`key: value`"),
         ("a: b: c\n", "f.yaml:1: not YAML: a second `: ` in this line", "in quotes"),
         ("a: @b\n", "f.yaml:1: not YAML: a value that begins with '@'", "in quotes"),

@@ -74,31 +74,34 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
 
 def _explained(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[str, int, str]:
     """What is wrong, in which line, and what to do, without the parser's names for its states."""
-    problem, mark = error.problem or "", error.problem_mark or error.context_mark
+    context, problem, mark = error.context or "", error.problem or "", error.problem_mark or error.context_mark
+    what, help = f"{context} {problem}".strip(), "check quotes, colons and indentation"
     if mark is None:
-        return problem, 1, "check quotes, colons and indentation"
+        return what, 1, help
     begun, line, own = error.context_mark or mark, mark.line + 1, "".join(lines[mark.line : mark.line + 1])
-    if problem.startswith("expected <block end>"):
-        block = f"the block that begins in line {begun.line + 1}"
-        if mark.column == begun.column:
-            help = "indent the items of a list below its key, each with its own `-`"
-            return f"a key among the items of a list, or an item among keys, of {block}", line, help
-        spaces = f"{counted(mark.column, 'space')} before this line, {begun.column} before {block}"
-        return f"{spaces}, and no block between has as many", line, "give all lines of a block the same indentation"
-    if problem == "mapping values are not allowed here":
-        if ": " in own[: mark.column]:
-            return "a second `: ` in this line", line, "put the value in quotes"
+    if problem.startswith("expected <block end>") and mark.column == begun.column:
+        what = (
+            f"a key among the items of a list, or an item among keys, of the block that begins in line {begun.line + 1}"
+        )
+        help = "indent the items of a list below its key, each with its own `-`"
+    elif problem.startswith("expected <block end>"):
+        block = f"{begun.column} before the block that begins in line {begun.line + 1}"
+        what = f"{counted(mark.column, 'space')} before this line, {block}, and no block between has as many"
+        help = "give all lines of a block the same indentation"
+    elif problem == "mapping values are not allowed here" and ": " in own[: mark.column]:
+        what, help = "a second `: ` in this line", "put the value in quotes"
+    elif problem == "mapping values are not allowed here":
+        what = "this line goes on with the value of the one before"
         help = "indent it as that line, or end that line with `:`, with a space between the colon and a value"
-        return "this line goes on with the value of the one before", line, help
-    if problem == "could not find expected ':'":
-        return "a key without `:`", begun.line + 1, "write `key: value`, with a space after the colon"
-    if "cannot start any token" in problem:
-        if own[mark.column : mark.column + 1] == "\t":
-            return "a tab that indents", line, "indent with spaces, not with tabs"
-        return f"a value that begins with {own[mark.column :][:1]!r}", line, "put the value in quotes"
-    if "flow" in (error.context or "") or "end of stream" in problem:
-        return f"what begins here does not end: {problem}", begun.line + 1, "close the bracket or the quote"
-    return " ".join(filter(None, (error.context, problem))), line, "check quotes, colons and indentation"
+    elif problem == "could not find expected ':'":
+        what, line, help = "a key without `:`", begun.line + 1, "write `key: value`, with a space after the colon"
+    elif "cannot start any token" in problem and own[mark.column : mark.column + 1] == "\t":
+        what, help = "a tab that indents", "indent with spaces, not with tabs"
+    elif "cannot start any token" in problem:
+        what, help = f"a value that begins with {own[mark.column :][:1]!r}", "put the value in quotes"
+    elif "flow" in context or "end of stream" in problem:
+        what, line, help = f"what begins here does not end: {problem}", begun.line + 1, "close the bracket or the quote"
+    return what, line, help
 
 
 def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:

@@ -702,7 +702,9 @@ class ControlPath:
         ledger = self._state.ledger
         if ledger.sites(spec, belief, one_of_equal=True):
             return ""
-        ready = [view for view in ledger.views() if view.state is NodeState.READY and spec.node in (None, view.node.name)]
+        ready = [
+            view for view in ledger.views() if view.state is NodeState.READY and spec.node in (None, view.node.name)
+        ]
         return why_impossible(spec, [view.node for view in ready]) or what_is_scarce(spec, belief, ready)[1]
 
     def _move(
