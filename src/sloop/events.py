@@ -113,7 +113,8 @@ class BatchLost(Struct, frozen=True, gc=False, tag="batch_lost"):
 
 class BatchSilent(Struct, frozen=True, gc=False, tag="batch_silent"):
     """The worker that runs a batch has said nothing for `silent_ns` in which it could have: time in which it only
-    waited for a CPU, a disk or memory does not count, nor does time in which the driver itself did not run."""
+    waited for a CPU, a disk or memory does not count, nor does time in which the driver itself did not run. In a
+    pipeline, that worker is the part that the batch has reached, whichever replica it was started for."""
 
     batch: BatchId
     replica: ReplicaId

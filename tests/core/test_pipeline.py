@@ -8,6 +8,7 @@ from sloop.core.pipeline import layers_of
 from sloop.core.views import Provisioning, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     BatchLost,
+    BatchSilent,
     Finished,
     TransferFailed,
     Transferred,
@@ -17,7 +18,7 @@ from sloop.events import (
     WorkerReady,
     WorkerStopped,
 )
-from sloop.units import s
+from sloop.units import ms, s
 from sloop.vocabulary import (
     ALONE,
     STORE,
@@ -113,6 +114,42 @@ def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
     assert [each.replica for each in of(StartBatch, actions)] == [R0]  # type: ignore[attr-defined]
     assert [each.replica for each in of(StartBatch, scene.act(3, request(1, at_ms=3)))] == [R1]  # type: ignore[attr-defined]
     assert {each.shape for each in scene.core.state.replicas.values()} == {parts_at(BOUNDS)}
+
+
+def in_the_pipe(**options: object) -> Scene:
+    """One batch has passed, and each part has a batch: that of the first one is ahead."""
+    scene = serving(**options)
+    for number in range(2):
+        scene.act(3, request(number, at_ms=3, slo_ms=1e6))
+    for number, replica in enumerate((R0, R1)):
+        scene.act(100, Finished(BatchId(number), replica, ms(20)))
+    for number in (2, 3):
+        scene.act(1_000, request(number, at_ms=1_000, slo_ms=1e6))
+    assert [scene.core.state.replicas[each].batch.id for each in (R0, R1)] == [2, 3]  # type: ignore[union-attr]
+    return scene
+
+
+def test_the_part_that_hangs_is_given_up_whichever_replica_the_batch_was_started_for() -> None:
+    scene = in_the_pipe()
+    assert not of(StopWorker, scene.act(4_500, BatchSilent(BatchId(3), R0, s(3.4)))), "it waits for the other"
+    assert not of(StopWorker, scene.act(4_501, BatchSilent(BatchId(2), R1, s(2))))
+    actions = scene.act(5_000, BatchSilent(BatchId(2), R1, s(4)))
+    [stop] = of(StopWorker, actions)
+    assert isinstance(stop, StopWorker)
+    assert (stop.worker, stop.why.partition(":")[0]) == (R1, "it hangs")
+    assert lives(scene)[0] is not Life.DRAINING, "the other part goes on"
+    assert scene.core.state.replicas[R0].batch is not None, "its batch is in the part that is killed"
+    scene.act(5_010, BatchLost(BatchId(2), R0, "a part of its pipeline is lost"))
+    waiting = {visit.request.id: visit.attempts for visit in scene.application.stages["only"].queue.visits}
+    assert waiting == {2: 0, 3: 1}, "an attempt for those of the part's own batch"
+
+
+def test_of_a_pipeline_with_old_batches_one_part_is_given_up_the_one_that_has_the_oldest() -> None:
+    scene = in_the_pipe()
+    scene.application.stages["only"].response_timeout_ns = s(10)
+    assert not of(StopWorker, scene.act(6_000, BatchSilent(BatchId(2), R1, s(5)))), "a declared timeout counts alone"
+    stops = [stop for at_ms in (11_000, 12_000) for stop in of(StopWorker, scene.act(at_ms, Woke()))]
+    assert [stop.worker for stop in stops if isinstance(stop, StopWorker)][:1] == [R1]
 
 
 def test_one_chain_brings_all_layers_to_all_parts() -> None:

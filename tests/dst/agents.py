@@ -277,6 +277,7 @@ class LinkEnd:
     """One end of a connection, in the process that has this loop (`sloop.serve.network.NetworkLink`)."""
 
     other: "LinkEnd"
+    is_congested = False
 
     def __init__(self, connection: Connection, loop: VirtualLoop) -> None:
         self.connection, self.loop = connection, loop

@@ -269,10 +269,10 @@ class _Next(Struct):
 
 
 class PipeEnd:
-    """One end of a pipe between a part of a model and another one, or its agent (`sloop.serve.transport.FrameLink`)."""
+    """One end of a pipe between a part of a model and another one, or its agent (`sloop.serve.transport.PacedLink`)."""
 
     other: "PipeEnd"
-    unsent_bytes = 0
+    is_congested = False
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

@@ -7,10 +7,11 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from sloop.events import BatchFailed, BatchLost, Finished, WorkerCompleted, Work
 from sloop.profile.examine import examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Startup, save_profile
 from sloop.runlog import Record, read_log
+from sloop.serve import pipelines
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
@@ -51,6 +53,7 @@ from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
+from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot, parts_at
 from tests.serve.edge.fakes import LoopThread
 from tests.serve.rig import run_of
@@ -271,8 +274,10 @@ BATCH = PassedBatch(3, [0, 2], [1, 4], [[0], [1]], {1: "it does not fit"}, (), (
 def test_a_batch_comes_through_a_pipe_as_it_was_passed_on(piped: Piped) -> None:
     one, other = piped
     passes = [[Tensor("FP32", (1, 3), b"abcdefghijkl"), Tensor("UINT8", (5,), b"12345")], [Tensor("BYTES", (0,), b"")]]
-    one.pass_on(5, BATCH, passes)
-    one.pass_on(6, structs.replace(BATCH, failure=b"why"), [])
+    said: list[int] = []
+    one.pass_on(5, BATCH, passes, lambda: said.append(5))
+    one.pass_on(6, structs.replace(BATCH, failure=b"why"), [], lambda: said.append(6))
+    assert said == [5, 6]
     frame = other.take()
     assert frame is not None
     assert frame.subject == 5
@@ -302,16 +307,62 @@ def test_a_pipe_ends_with_the_worker_before_also_within_a_batch(piped: Piped, se
         assert other.take() is None
         assert other.before is None
         assert last.recv(1) == b""
-        other.pass_on(1, BATCH, [])
+        other.pass_on(1, BATCH, [], lambda: None)
 
 
 def test_a_batch_ends_where_the_next_worker_has_ended(piped: Piped) -> None:
     one, other = piped
     assert other.before is not None
     other.before.close()
-    for _ in range(2):
-        one.pass_on(1, BATCH, [])
+    said: list[int] = []
+    for batch in range(2):
+        one.pass_on(batch, BATCH, [], partial(said.append, batch))
     assert one.after is None
+    assert said == [0, 1]
+
+
+def test_a_part_says_that_it_passes_a_batch_on_before_it_waits_for_the_next_worker(piped: Piped) -> None:
+    """Else it would be taken for the one that hangs."""
+    one, other = piped
+    large, said = Tensor("UINT8", (8 << 20,), bytes(8 << 20)), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        passing = pool.submit(one.pass_on, 1, BATCH, [[large]], said.set)
+        assert said.wait(20)
+        assert not passing.done()
+        frame = other.take()
+        assert frame is not None
+        assert len(other.read(frame)[1][0][0].data) == 8 << 20
+        passing.result(20)
+
+
+def test_a_batch_that_is_too_large_for_a_pipe_fails_and_the_pipe_stays(
+    piped: Piped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "PASSED_BYTES_MAX", 1000)
+    one, other = piped
+    for batch, size in enumerate((1001, 100)):
+        one.pass_on(batch, BATCH, [[Tensor("UINT8", (size,), bytes(size))]], lambda: None)
+    failed = other.take()
+    assert failed is not None
+    failure = ModelFailure.decode(other.read(failed)[0].failure)
+    assert "B pass from one part of the model to the next; the most is 1000 B: send fewer rows" in failure.summary
+    passed = other.take()
+    assert passed is not None
+    assert [len(each.data) for each in other.read(passed)[1][0]] == [100]
+
+
+def test_a_pipe_receives_each_batch_in_the_same_memory_until_it_is_given_back(piped: Piped) -> None:
+    one, other = piped
+    places: list[int] = []
+    for size in (5000, 5000, 4000, 5000):
+        one.pass_on(1, BATCH, [[Tensor("UINT8", (size,), bytes([len(places)]) * size)]], lambda: None)
+        frame = other.take()
+        assert frame is not None
+        assert bytes(other.read(frame)[1][0][0].data) == bytes([len(places)]) * size
+        places.append(np.frombuffer(frame.payload, np.uint8).ctypes.data)
+    assert len(set(places)) == 1
+    other.give_back()
+    assert not len(other._memory)
 
 
 # Which batches are under way

@@ -22,6 +22,7 @@ from sloop.serve.transport import (
     ProtocolError,
     drop_sent,
     pack_head,
+    relay,
     socket_pair,
     unpack_head,
 )
@@ -101,7 +102,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
         ]  # more buffers than one call takes, more bytes than it holds
         link.send(FrameKind.RUN, 1, 0, rows)
         link.send(FrameKind.ALONE)
-        assert link.unsent_bytes > 0
+        assert link.is_congested
         channel = ProcessChannel(theirs)
 
         def listen() -> tuple[int, bytes, FrameKind]:
@@ -111,9 +112,43 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
             return frame.subject, bytes(frame.payload), follows.kind
 
         assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.ALONE)
-        assert link.unsent_bytes == 0
+        assert not link.is_congested
 
     play(scene)
+
+
+def test_a_relay_takes_no_more_than_it_can_pass_on() -> None:
+    """Whoever sends waits for whoever reads, however much that is; nothing is lost."""
+    count, payload = 64, bytes(1 << 20)
+
+    async def main() -> None:
+        loop, noted = asyncio.get_running_loop(), list[Frame]()
+        (ours, before), (our_own, after) = socket_pair(), socket_pair()
+        source, target = ProcessLink(loop, ours), ProcessLink(loop, our_own)
+        relay(source, target, lambda why: target.finish(), noted.append)
+        target.attach(lambda frame: None, lambda why: None)
+        sender, receiver = ProcessChannel(before), ProcessChannel(after)
+
+        def send_all() -> None:
+            for number in range(count):
+                sender.send(FrameKind.PASS, number, 0, [payload])
+            sender.close()
+
+        sending = asyncio.create_task(asyncio.to_thread(send_all))
+        seen = -1
+        while len(noted) != seen or not target.is_congested:
+            seen = len(noted)
+            await asyncio.sleep(0.1)
+        assert seen < count // 2
+
+        def receive_all() -> list[int]:
+            return [frame.subject for frame in iter(receiver.receive, None) if len(frame.payload) == len(payload)]
+
+        assert await asyncio.to_thread(receive_all) == list(range(count))
+        await sending
+        receiver.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize(

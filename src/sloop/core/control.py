@@ -887,28 +887,51 @@ class ControlPath:
                 stage.look_ns = min(stage.look_ns, stalled_ns, look_ns)
         for id in sorted(stalled):
             self._watch_ns = min(self._watch_ns, self._expire(now_ns, self._state.replicas[id], out))
-        for id in sorted(given_up):
-            running = self._state.replicas[id].batch
-            assert running is not None
-            ran = f"its batch has run for {in_s(now_ns - running.started_ns)}, longer than its response timeout"
-            self._give_up(now_ns, id, ran, out)
+        if given_up:
+            self._give_up_late(now_ns, sorted(given_up), out)
 
-    def _give_up(self, now_ns: int, id: ReplicaId, why: str, out: list[Action]) -> None:
-        """Stop a replica whose batch does not finish, and go on as if it were lost."""
+    def _give_up_late(self, now_ns: int, ids: Sequence[ReplicaId], out: list[Action]) -> None:
+        """Give up replicas whose batch has run for the response timeout, but of each pipeline only one part: what
+        becomes of the batches of the others follows."""
+        replicas = [self._state.replicas[id] for id in ids]
+        for replica, pipeline in [(each, each.pipeline) for each in replicas]:
+            if pipeline is replica.pipeline and replica.batch is not None:
+                ran = in_s(now_ns - replica.batch.started_ns)
+                why = f"its batch has run for {ran}, longer than its response timeout"
+                self._give_up(now_ns, replica, why, out)
+
+    def _give_up(self, now_ns: int, owner: Replica, why: str, out: list[Action]) -> None:
+        """Stop a replica whose batch does not finish, and go on as if it were lost. In a pipeline, that is the part
+        that the oldest batch has reached, as far as it is known."""
+        id, pipeline = owner.id, owner.pipeline
+        if pipeline is not None and (oldest := pipeline.oldest) is not None and oldest.batch is not None:
+            silent, id = pipeline.silent, oldest.id
+            if silent is not None and silent[0] == oldest.batch.id:
+                id = silent[1]
         out.append(actions.StopWorker(id, why))
         self.lost(now_ns, events.WorkerLost(id, why), out)
 
     def silent(self, now_ns: int, event: events.BatchSilent, out: list[Action]) -> None:
-        """A worker says nothing while it runs a batch: give its replica up if it hangs. Parts of a pipeline wait for
-        each other, so only the response timeout ends them."""
+        """A worker says nothing while it runs a batch: give its replica up if it hangs. Of the parts of a pipeline,
+        which wait for each other, only the one with the oldest batch can be found to hang."""
         replica = self._state.replicas.get(event.replica)
-        batch = replica.batch if replica is not None else None
-        if replica is None or batch is None or batch.id != event.batch or replica.pipeline is not None:
+        if replica is None:
             return
-        if replica.stage.hangs(replica, batch, event.silent_ns):
+        pipeline = replica.pipeline
+        owner = replica if pipeline is None else pipeline.oldest
+        batch = owner.batch if owner is not None else None
+        if owner is None or batch is None or batch.id != event.batch:
+            return
+        if pipeline is not None:
+            pipeline.silent = batch.id, replica.id
+        others = [owner] if pipeline is None else pipeline.members
+        has_run = any(
+            each.batches > int(each.batch is not None) for each in others
+        )  # a first batch may take far longer
+        if has_run and owner.stage.hangs(batch, event.silent_ns):
             ran, cost = in_s(now_ns - batch.started_ns), in_ms(batch.cost_ns)
             why = f"it hangs: its batch has run for {ran}, where {cost} are expected, and nothing holds it up"
-            self._give_up(now_ns, replica.id, why, out)
+            self._give_up(now_ns, owner, why, out)
 
 
 def expendable(replicas: Sequence[Replica]) -> Replica | None:

@@ -227,6 +227,8 @@ class LayerPipeline:
     """In the order of their parts."""
     completed_ns: int = -1
     """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
+    silent: tuple[BatchId, ReplicaId] | None = None
+    """The batch with which a part was silent last (`BatchSilent`), and that part."""
 
     @property
     def id(self) -> ReplicaId:
@@ -259,12 +261,19 @@ class LayerPipeline:
         return any(member.batch is not None for member in self.members)
 
     @property
+    def oldest(self) -> Replica | None:
+        """The member whose batch is ahead of all others, which wait for it."""
+        running = [member for member in self.members if member.batch is not None]
+        return min(running, key=_batch_of, default=None)
+
+    @property
     def runs_batches(self) -> bool:
         """Whether a batch is in the pipeline that began before it was complete."""
         batches = [member.batch for member in self.members]
         return any(batch is not None and not 0 <= self.completed_ns < batch.started_ns for batch in batches)
 
 
+_batch_of = attrgetter("batch.id")
 _ID_OF = attrgetter("id")
 """A key for bisection that costs no call of a Python function."""
 

@@ -17,7 +17,7 @@ from sloop.core.monitor import Monitor
 from sloop.core.protocols import Drop, Order, ServiceGap
 from sloop.core.queue import Queue
 from sloop.core.rates import BatchLimits
-from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, ReplicaWorker, RunningBatch
+from sloop.core.replica import STALL_FACTOR, ReplicaPool, ReplicaWorker, RunningBatch
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.sizes import GRID
 from sloop.text import number
@@ -365,11 +365,11 @@ class StageState:
         default_ns = max(RESPONSE_NS_MIN, slo_ns, STALL_FACTOR * batch.cost_ns)
         return batch.started_ns + (self.response_timeout_ns or default_ns)
 
-    def hangs(self, replica: Replica, batch: RunningBatch, silent_ns: int) -> bool:
-        """Whether a worker that has been silent for so long while it ran a batch hangs. Not in its first batch, which
-        may take far longer than others, nor if the stage declares a response timeout, nor in the second try of a
-        request: the first worker may only have been slow, so this one gets all of the response timeout."""
-        if self.response_timeout_ns or replica.batches < 2 or any(visit.attempts for visit in batch.visits):
+    def hangs(self, batch: RunningBatch, silent_ns: int) -> bool:
+        """Whether a worker that has been silent for so long while it ran a batch, not its first one, hangs. Not if the
+        stage declares a response timeout, nor in the second try of a request: the first worker may only have been slow,
+        so this one gets all of the response timeout."""
+        if self.response_timeout_ns or any(visit.attempts for visit in batch.visits):
             return False
         return silent_ns >= max(SILENT_NS_MIN, STALL_FACTOR * batch.cost_ns)
 

@@ -71,7 +71,7 @@ SILENT_S: Final = 2.0
 STALLED_S_MAX: Final = 30.0
 """A link that beats ends when the other end takes nothing of what waits for it for so long."""
 UNSENT_BYTES_MAX: Final = 256 << 20
-"""A link ends when more waits for the other end."""
+"""A link ends when more waits for the other end, unless who sends waits for that (`Purpose.PARTS`)."""
 RECORDS_BYTES_MAX: Final = 256 << 20
 """Of one frame of records, which hold the small tensors of one turn of the event loop."""
 FETCH_S_MAX: Final = 10.0
@@ -186,7 +186,7 @@ class NetworkLink(asyncio.BufferedProtocol):
         """Bytes that are missing in the frame that was begun."""
         self.on_drained: Callable[[], None] = lambda: None
         """Called when the other end has taken most of what waited for it."""
-        self.is_open = self._is_closed = self.is_congested = False
+        self.is_open = self._is_closed = self.is_congested = self._is_held = False
 
     # What others call
 
@@ -206,7 +206,7 @@ class NetworkLink(asyncio.BufferedProtocol):
         size = sum(map(len, payload))
         transport.writelines([pack_head(kind, subject, value, size), *payload])
         unsent = transport.get_write_buffer_size()
-        if unsent > UNSENT_BYTES_MAX:
+        if unsent > UNSENT_BYTES_MAX and self.purpose is not Purpose.PARTS:
             self._loop.call_soon(self._end, f"it does not read: {unsent} B wait for it")
 
     def begin(self, kind: FrameKind, subject: int, payload_bytes: int) -> None:
@@ -220,6 +220,17 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._owed -= len(part)
         if self._transport is not None and not self._is_closed:
             self._transport.write(part)
+
+    def hold(self, *, is_held: bool) -> None:
+        """Read no more, so that the other end has to wait; or go on. Meanwhile it does not count as silent."""
+        transport, self._is_held = self._transport, is_held
+        if transport is None or self._is_closed:
+            return
+        if is_held:
+            transport.pause_reading()
+        else:
+            self._heard_s = self._loop.time()
+            transport.resume_reading()
 
     def allow(self, payload_bytes_max: int) -> None:
         """Bound the payloads that come."""
@@ -357,10 +368,11 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._heard_s += max(0.0, now_s - self._awake_s - BEAT_S)
         self._awake_s = now_s
         silent_s = now_s - self._heard_s
-        if silent_s > SILENT_S:
+        if silent_s > SILENT_S and not self._is_held:
             self._end(f"it has been silent for {silent_s:.1f} s")
             return
-        if self.is_congested and now_s - self._congested_s > STALLED_S_MAX:
+        # A part of a model may take long over what it has; the core knows if it hangs.
+        if self.is_congested and self.purpose is not Purpose.PARTS and now_s - self._congested_s > STALLED_S_MAX:
             self._end(f"it has taken nothing for {STALLED_S_MAX:g} s")
             return
         if not self._owed:

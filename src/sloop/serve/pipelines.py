@@ -9,7 +9,8 @@ Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our speci
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec import structs
 
@@ -20,9 +21,13 @@ from sloop.serve.messages import CutBlock, PassedBatch, decoder, encode
 from sloop.serve.processes import run_aside
 from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected
 from sloop.serve.shadows import CutRuntime
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.serve.transport import PAYLOAD_BYTES_MAX, Frame, FrameKind, Head, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Buffer
 from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
+from sloop.user_code import ModelFailure
+
+PASSED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (1 << 20)
+"""Of the tensors of a batch, between two parts; the rest of a frame is for what is said of them."""
 
 
 class PartRuntime(CutRuntime):
@@ -125,6 +130,8 @@ class PartPipes:
         """Whether no worker is after it."""
         self.before: ProcessChannel | None = None
         self.after: ProcessChannel | None = None
+        self._memory = memoryview(b"")
+        """Of the last batch that came. Memory that is new for each costs as much time as the copy."""
         self._decode = decoder(PassedBatch).decode
 
     def connect(self, pipe: ProcessChannel, *, is_output: bool) -> None:
@@ -135,11 +142,11 @@ class PartPipes:
             self.before = pipe
 
     def take(self) -> Frame | None:
-        """The next batch from the worker before; None when that has ended, also within a batch. Then the worker after
-        gets no more batches either."""
+        """The next batch from the worker before, valid until another one is taken; None when that worker has ended,
+        perhaps within a batch. Then the worker after gets no more batches either."""
         assert self.before is not None, "a worker without a pipe takes no batch from it"
         with contextlib.suppress(OSError, ProtocolError):
-            frame = self.before.receive()
+            frame = self.before.receive(self._room)
             if frame is not None:
                 return frame
         for pipe in (self.before, self.after):
@@ -148,23 +155,60 @@ class PartPipes:
         self.before = self.after = None
         return None
 
-    def pass_on(self, batch: int, passed: PassedBatch, passes: Sequence[Sequence[Tensor]]) -> None:
-        """Give a batch to the worker after, with the tensors of each forward pass. If that has ended, the batch ends
-        here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
-        if self.after is None:
-            return
+    def _room(self, head: Head) -> memoryview:
+        memory = self._memory  # which another thread may give back
+        if len(memory) < head.payload_bytes:
+            self._memory = memory = memoryview(bytearray(head.payload_bytes))
+        return memory[: head.payload_bytes]
+
+    def give_back(self) -> None:
+        """Keep no memory for the next batch. One that runs keeps its own."""
+        self._memory = memoryview(b"")
+
+    def pass_on(
+        self, batch: int, passed: PassedBatch, passes: Sequence[Sequence[Tensor]], say: Callable[[], None]
+    ) -> None:
+        """Give a batch to the worker after, with the tensors of each forward pass, and `say` so; before that, if the
+        worker does not take all of it at once, because then it is for that one to go on. If that has ended, the batch
+        ends here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
+        if self.after is not None:
+            self._send(self.after, batch, passed, passes, say)
+        else:
+            say()
+
+    def _send(
+        self,
+        after: ProcessChannel,
+        batch: int,
+        passed: PassedBatch,
+        passes: Sequence[Sequence[Tensor]],
+        say: Callable[[], None],
+    ) -> None:
         blocks = [block_parts(tensors) for tensors in passes]
-        record = encode(structs.replace(passed, sizes=[sum(map(len, block)) for block in blocks]))
+        sizes = [sum(map(len, block)) for block in blocks]
+        if sum(sizes) > PASSED_BYTES_MAX:
+            what = f"{sum(sizes)} B pass from one part of the model to the next; the most is {PASSED_BYTES_MAX} B"
+            failure = ModelFailure(f"{what}: send fewer rows", what)
+            passed, blocks, sizes = structs.replace(passed, failure=failure.encode()), [], []
+        record = encode(structs.replace(passed, sizes=sizes))
         payload: list[Buffer] = [record]
         size = len(record)
         for block in blocks:
             payload += (bytes(-size % ALIGNMENT), *block)
             size = sum(map(len, block))
+        left = [say]
+
+        def say_once() -> None:
+            for each in left:
+                each()
+            left.clear()
+
         try:
-            self.after.send(FrameKind.PASS, batch, len(record), payload)
+            after.send(FrameKind.PASS, batch, len(record), payload, say_once)
         except OSError:
-            self.after.close()
+            after.close()
             self.after = None
+        say_once()
 
     def read(self, frame: Frame) -> tuple[PassedBatch, list[list[Tensor]]]:
         """A batch from the worker before, and the tensors of each forward pass, as views."""

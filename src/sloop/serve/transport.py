@@ -87,7 +87,7 @@ class FrameKind(IntEnum):
     PASS = 28
     """To the first part of a model: run its layers on batch `subject`, as for RUN, and pass it on. From a part to the
     next one: the same batch; the payload is a `PassedBatch` of `value` bytes, and the tensors. From a part, without a
-    payload: it has passed on batch `subject`; the last one answers DONE or FAILED."""
+    payload: it passes on batch `subject`; the last one answers DONE or FAILED."""
     COMPLETE = 29
     """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
     after it started, by their positions. From it: it has all layers."""
@@ -247,7 +247,8 @@ class ProcessLink:
     called once, with the reason, when the peer closes the socket or violates the format; after `close` neither is
     called. Bytes that the kernel does not accept at once are kept and sent later. Nothing here bounds them: a worker
     gets one batch at a time; an edge gets the ends of its open requests, each with at most one block of
-    `INLINE_BYTES_MAX`, and is ended when it is silent.
+    `INLINE_BYTES_MAX`, and is ended when it is silent; what passes between parts of a model is read only while the link
+    that it goes to is not congested (`relay`).
     """
 
     def __init__(self, loop: "AbstractEventLoop", sock: socket.socket) -> None:
@@ -256,6 +257,8 @@ class ProcessLink:
         self._fd = sock.fileno()
         self._unsent: deque[memoryview] = deque()
         self._reader = FrameReader(lambda frame: None)
+        self.on_drained: Callable[[], None] = lambda: None
+        """Called when the peer has taken all that waited for it."""
         self._closed = self._is_last_sent = False
 
     def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
@@ -264,8 +267,18 @@ class ProcessLink:
         self._loop.add_reader(self._fd, self._on_readable)
 
     @property
-    def unsent_bytes(self) -> int:
-        return sum(map(len, self._unsent))
+    def is_congested(self) -> bool:
+        """Whether bytes wait that the peer has not taken."""
+        return bool(self._unsent)
+
+    def hold(self, *, is_held: bool) -> None:
+        """Read no more, so that the peer has to wait; or go on."""
+        if self._closed:
+            return
+        if is_held:
+            self._loop.remove_reader(self._fd)
+        else:
+            self._loop.add_reader(self._fd, self._on_readable)
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame. The buffers of `payload` must not change until they are sent."""
@@ -329,6 +342,7 @@ class ProcessLink:
             self._loop.remove_writer(self._fd)
             if self._is_last_sent:
                 self.close()
+            self.on_drained()
 
     def _on_readable(self) -> None:
         try:
@@ -369,6 +383,35 @@ class FrameLink(Protocol):
     def close(self) -> None:
         """See `ProcessLink.close`."""
         ...
+
+
+class PacedLink(FrameLink, Protocol):
+    """One that says when its peer does not read, and can let its peer wait."""
+
+    on_drained: Callable[[], None]
+
+    @property
+    def is_congested(self) -> bool:
+        """See `ProcessLink.is_congested`."""
+        ...
+
+    def hold(self, *, is_held: bool) -> None:
+        """See `ProcessLink.hold`."""
+        ...
+
+
+def relay(source: PacedLink, target: PacedLink, on_end: Callable[[str], None], note: Callable[[Frame], None]) -> None:
+    """Let what comes from one link pass on to another, as fast as that takes it: one frame at most waits here. `note`
+    is called with each, `on_end` at the end of the source."""
+
+    def pass_on(frame: Frame) -> None:
+        note(frame)
+        target.send(frame.kind, frame.subject, frame.value, [frame.payload])
+        if target.is_congested:
+            source.hold(is_held=True)
+
+    target.on_drained = lambda: source.hold(is_held=False)
+    source.attach(pass_on, on_end)
 
 
 class RecordLink:
@@ -452,12 +495,13 @@ class ProcessChannel:
         """For `select`."""
         return self._sock.fileno()
 
-    def receive(self) -> Frame | None:
-        """The next frame, or None if the server has closed the socket."""
+    def receive(self, room: Callable[[Head], memoryview] | None = None) -> Frame | None:
+        """The next frame, or None if the server has closed the socket. `room` says where its payload is received; else
+        it gets memory of its own."""
         if not self._fill(self._header, at_boundary=True):
             return None
         head = unpack_head(self._header)
-        payload = memoryview(bytearray(head.payload_bytes))
+        payload = (room or _room)(head)
         self._fill(payload)
         return Frame(head.kind, head.subject, head.value, payload)
 
@@ -470,14 +514,28 @@ class ProcessChannel:
         """Close the socket."""
         self._sock.close()
 
-    def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
-        """Send a frame; blocks until the kernel has accepted it."""
+    def send(
+        self,
+        kind: FrameKind,
+        subject: int = 0,
+        value: int = 0,
+        payload: Sequence[Buffer] = (),
+        before_waiting: Callable[[], object] | None = None,
+    ) -> None:
+        """Send a frame; blocks until the kernel has accepted it. `before_waiting` is called if it does not at once."""
         head = pack_head(kind, subject, value, sum(map(len, payload)))
         buffers = deque(memoryview(buffer) for buffer in (head, *payload))
         with self._sending:
             while buffers:
-                sent = self._sock.sendmsg(list(islice(buffers, BUFFERS_MAX)))
-                drop_sent(buffers, sent)
+                flags = 0 if before_waiting is None else socket.MSG_DONTWAIT
+                try:
+                    sent = self._sock.sendmsg(list(islice(buffers, BUFFERS_MAX)), (), flags)
+                except BlockingIOError:
+                    assert before_waiting is not None, "only what may not wait would"
+                    before_waiting()
+                    before_waiting = None
+                else:
+                    drop_sent(buffers, sent)
 
     def _fill(self, target: memoryview, *, at_boundary: bool = False) -> bool:
         filled = 0

@@ -514,6 +514,7 @@ class ModelWorker:
         """Give back what large requests have left, while another thread may run the next one."""
         turns = self._turns
         self._memory = InputMemory()  # a batch that runs keeps its own
+        self._pipes.give_back()
         runtime.give_back()
         give_back()
         if turns == self._turns and turns % 2 == 0:
@@ -746,8 +747,10 @@ class ModelWorker:
             self._channel.send(FrameKind.DONE, frame.subject, took_ns, [encode(answer)])
         elif batch is not None and not self._pipes.is_last:
             failure, tensors = (answer.encode(), []) if isinstance(answer, ModelFailure) else (b"", answer)
-            self._pipes.pass_on(frame.subject, structs.replace(batch, took_ns=took_ns, failure=failure), tensors)
-            self._channel.send(FrameKind.PASS, frame.subject)
+            passed = structs.replace(batch, took_ns=took_ns, failure=failure)
+            self._pipes.pass_on(
+                frame.subject, passed, tensors, lambda: self._channel.send(FrameKind.PASS, frame.subject)
+            )
         else:
             assert isinstance(answer, ModelFailure), "the last part answers"
             self._channel.send(FrameKind.FAILED, frame.subject, took_ns, [answer.encode()])

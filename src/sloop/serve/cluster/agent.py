@@ -84,7 +84,7 @@ from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.processes import begin
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
-from sloop.serve.transport import Frame, FrameKind, FrameLink, ProcessLink, ProtocolError, RecordLink
+from sloop.serve.transport import Frame, FrameKind, FrameLink, ProcessLink, ProtocolError, RecordLink, relay
 from sloop.serve.weights.cache import WeightsCache, usual_cache
 from sloop.serve.weights.peers import FileServer
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
@@ -644,7 +644,7 @@ class AgentSession:
             pipe = self.node.pipe(record.before, is_output=True)
             caller = self._callers.pop(record.before, None)
             if pipe is not None and caller is not None:
-                self._join(pipe, caller)
+                self._join(record.before, pipe, caller)
             elif pipe is not None:
                 self._keep(self._pipes, record.before, pipe)
             elif caller is not None:
@@ -665,7 +665,7 @@ class AgentSession:
             _log.warning("replica %d gets no batches of replica %d: %s", record.after, record.before, error.what)
             pipe.close()
             return
-        self._join(pipe, link)
+        self._join(record.after, pipe, link)
         link.keep_alive()
         link.send(FrameKind.CONNECT, record.before)
 
@@ -677,32 +677,29 @@ class AgentSession:
             if frame.kind is not FrameKind.CONNECT or part in self._callers:
                 link.close()
             elif part in self._pipes:
-                self._join(self._pipes.pop(part), link)
+                self._join(part, self._pipes.pop(part), link)
             else:
                 self._keep(self._callers, part, link)
 
         link.attach(on_frame, lambda why: None)
         link.keep_alive()
 
-    def _join(self, pipe: ProcessLink, link: NetworkLink) -> None:
+    def _join(self, part: WorkerId, pipe: ProcessLink, link: NetworkLink) -> None:
         """What comes from a part of a model, or for it, passes on, and each ends with the other."""
         pair = pipe, link
         self._joined_pipes.add(pair)
-
-        def passing_to(other: FrameLink) -> Callable[[Frame], None]:
-            return lambda frame: other.send(frame.kind, frame.subject, frame.value, [frame.payload])
 
         def end_link(why: str) -> None:
             self._joined_pipes.discard(pair)
             link.close()
 
         def end_pipe(why: str) -> None:
-            if not pipe.unsent_bytes:
+            if not pipe.is_congested:
                 self._joined_pipes.discard(pair)
             pipe.finish()
 
-        pipe.attach(passing_to(link), end_link)
-        link.attach(passing_to(pipe), end_pipe)
+        relay(pipe, link, end_link, lambda frame: None)
+        relay(link, pipe, end_pipe, lambda frame: self.node.reach_part(part, BatchId(frame.subject)))
 
     def _close_pipes(self) -> None:
         """Close all pipes to and from other machines."""

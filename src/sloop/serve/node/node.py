@@ -155,6 +155,11 @@ class _Section:
         self.part, self.place, self.places = parts[place], place, len(parts)
         self.pipeline = pipeline
         """In which it serves; None if another process knows of it."""
+        self.batches: dict[BatchId, bool] = {}
+        """Those that have reached the part and have not left it, the oldest first; False for one of which it is not
+        known yet that it has reached it."""
+        self.following: WorkerId | None = None
+        """The next part, if that is on this machine."""
         self.is_completing = self.is_complete = False
         """Whether it was ordered to load the other layers and has not done so yet, and whether it has all."""
         self.task: Task[dict[int, str]] | None = None
@@ -164,6 +169,11 @@ class _Section:
     def is_last(self) -> bool:
         """Whether its part ends with the outputs of the model."""
         return self.place == self.places - 1
+
+    def note(self, batch: BatchId, *, is_reached: bool) -> None:
+        """A batch has reached the part, or has left it, which two workers say: the later may be heard first."""
+        if self.batches.pop(batch, is_reached) is is_reached:
+            self.batches[batch] = is_reached
 
     def leave(self) -> None:
         """The worker ends."""
@@ -215,6 +225,13 @@ class NodeWorker:
     def cores(self) -> float:
         """Of its slot."""
         return self.spec.cores
+
+    @property
+    def works_on(self) -> BatchId | None:
+        """The batch that it runs, or is to run next. That of a part may have been started for another one."""
+        if self.section is None:
+            return self.batch
+        return next((batch for batch, is_reached in self.section.batches.items() if is_reached), None)
 
     @property
     def is_part(self) -> bool:
@@ -629,17 +646,20 @@ class LiveNode(KnownStages):
         worker.batch, worker.visits, section = batch, order.visits, worker.section
         worker.phase = WorkerPhase.BUSY
         if section is None or section.pipeline is None or not section.pipeline.takes(section.place, batch, order):
+            if section is not None:  # what was on its way from other parts when its pipeline ended does not come
+                section.batches = {batch: True}
             worker.process.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
     def _look_later(self) -> None:
         self._look_timer = self._loop.call_later(LOOK_S, self._look, self._loop.time())
 
     def _look(self, last_s: float) -> None:
-        """Report the batches whose workers are silent, once for each second: the core knows if that is too long."""
+        """Report the batches whose workers are silent, once for each second: the core knows if that is too long. A part
+        that waits because the next one does not read is silent too, but not with the oldest batch of its pipeline."""
         self._look_later()
         since_s = self._loop.time() - last_s
         for number, worker in list(self.workers.items()):
-            batch, silence, process = worker.batch, worker.silence, worker.process
+            batch, silence, process = worker.works_on, worker.silence, worker.process
             if batch is None or batch != worker.looked_at:
                 worker.looked_at = batch
                 silence.end()
@@ -710,8 +730,10 @@ class LiveNode(KnownStages):
         """Whose batch this frame answers. In a pipeline, the last worker answers the batches of all; None if nobody
         waits for it any more."""
         section, batch = worker.section, BatchId(frame.subject)
-        if section is not None and section.is_completing:
-            self._watch_completion(worker)
+        if section is not None:
+            section.note(batch, is_reached=False)
+            if section.is_completing:
+                self._watch_completion(worker)
         if section is not None and section.pipeline is not None and section.pipeline.has(batch):
             replica = section.pipeline.answered(section.place, batch, is_done=frame.kind is FrameKind.DONE)
             owner = self.workers.get(replica) if replica is not None else None
@@ -794,11 +816,18 @@ class LiveNode(KnownStages):
             return
         if section.is_completing:
             self._watch_completion(worker)
+        batch = BatchId(frame.subject)
+        section.note(batch, is_reached=False)
+        if section.following is not None:
+            self.reach_part(section.following, batch)
         if self.on_passed is not None:
-            self.on_passed(worker.number, BatchId(frame.subject))
+            self.on_passed(worker.number, batch)
 
     def connect_parts(self, before: ReplicaId, after: ReplicaId) -> None:
         """See `PipelineOrders`. Also if one of them has ended: the other then finds its pipe closed."""
+        worker = self.workers.get(before)
+        if worker is not None and worker.section is not None:
+            worker.section.following = after
         self._processes.connect_parts(self._process_of(before), self._process_of(after))
 
     def pipe(self, replica: ReplicaId, *, is_output: bool) -> ProcessLink | None:
@@ -816,7 +845,14 @@ class LiveNode(KnownStages):
         """See `PipelineOrders`."""
         process = self._process_of(replica)
         if process is not None:  # else its loss has been or will be noticed
+            self.reach_part(replica, batch)
             process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
+
+    def reach_part(self, replica: ReplicaId, batch: BatchId) -> None:
+        """A batch is in a part, or in the pipe to it: from now on the part is to do something."""
+        worker = self.workers.get(replica)
+        if worker is not None and worker.section is not None:
+            worker.section.note(batch, is_reached=True)
 
     def complete_part(self, replica: ReplicaId, transfer: TransferId | None = None) -> None:
         """See `PipelineOrders`. The other layers come with the transfer, if one was ordered."""
