@@ -35,7 +35,7 @@ from sloop.systems.replay import rebuild
 
 WANTS: Final[Mapping[str, float]] = {"squeezenet": 1.6, "densenet121": 0.8, "resnet18": 0.6}
 """Cores."""
-PROFILED: Final = ("--batches", "1,4,8", "--cores", "0.5,1,2", "--seconds", "0.2", "--passes", "1", "--json")
+PROFILED: Final = ("--batches", "1,4", "--cores", "0.5,1", "--seconds", "0.1", "--passes", "1", "--json")
 BATCH: Final = 4
 DEADLINE: Final = 8.0
 POLICIES: Final = ("worth", "max_min", "proportional")

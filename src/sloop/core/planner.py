@@ -223,25 +223,24 @@ class Planner:
         units cannot use all of its part. The one that uses the smallest fraction of its part is first."""
         present = {application.key: application.plan for application in given.due}
 
-        def used(key: str) -> dict[str, float]:
-            return cores_by_hardware(plans.get(key) or present[key])
+        used = {key: cores_by_hardware(plans.get(key) or plan) for key, plan in present.items()}
 
         def fraction(key: str) -> float:
-            own = used(key)
+            own = used[key]
             return math.fsum(own.get(hardware, 0.0) for hardware in short[key]) / math.fsum(short[key].values())
 
         for key in sorted((key for key in short if any(short[key].values())), key=fraction):
             left = dict.fromkeys(short[key], 0.0)
             for hardware in left:
-                left[hardware] = _cores_of(given, hardware) - sum(used(name).get(hardware, 0.0) for name in present)
-            more = {hardware: _whole(used(key).get(hardware, 0.0) + max(0.0, left[hardware])) for hardware in left}
+                left[hardware] = _cores_of(given, hardware) - sum(own.get(hardware, 0.0) for own in used.values())
+            more = {hardware: _whole(used[key].get(hardware, 0.0) + max(0.0, left[hardware])) for hardware in left}
             if any(more[hardware] > limit * (1 + WORTHWHILE) for hardware, limit in short[key].items()):
                 plan, memory = self._plan_within(given.now_ns, key, views[key], more)
-                if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used(key).values()):
-                    plans[key], memories[key] = plan, memory
+                if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used[key].values()):
+                    plans[key], memories[key], used[key] = plan, memory, cores_by_hardware(plan)
                     self.limits |= {(key, hardware): cores for hardware, cores in more.items()}
         for key, hardware in self.limits:  # a plan that is kept may use what the others left it before
-            self.limits[key, hardware] = max(self.limits[key, hardware], used(key).get(hardware, 0.0))
+            self.limits[key, hardware] = max(self.limits[key, hardware], used[key].get(hardware, 0.0))
 
     def _divide(
         self,
