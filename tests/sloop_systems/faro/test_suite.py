@@ -1,0 +1,7 @@
+"""The suite of every system (`sloop.testing`) for those of Faro."""
+
+from sloop.testing import SystemSuite
+
+
+class TestSuite(SystemSuite):
+    package = "sloop_systems.faro"
