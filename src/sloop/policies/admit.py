@@ -27,6 +27,7 @@ class Bounded:
     """
 
     queue_max: PositiveInt = 1000
+    """As many visits may wait."""
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         # 0 would admit, so an unknown drain time becomes 1 ms.

@@ -10,18 +10,18 @@ next minutes are not like the last ones, and where starts take longer than the l
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from sloop.api import NS_PER_MS, NS_PER_S, Life, Plan, counted, number, to_ms
 from sloop.api.policies import (
     Belief,
     Bucket,
+    Claimant,
     ClusterView,
-    Contender,
+    CoreShare,
     Divide,
     Scale,
-    Share,
     StageView,
     Traffic,
     replicas_max,
@@ -54,7 +54,8 @@ CORES = 1.0
 """Of a worker."""
 
 
-class WorkerMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
     """What these policies remember."""
 
     workers: int
@@ -141,7 +142,7 @@ class Workers(Scale):
         target = targets.equal_replicas(seen.stage, seen.belief, count=count, cores=CORES, batch_max=1, in_place=False)
         why = f"{why}; {counted(count, 'worker')}" + (f" instead of {found.workers}" if count < found.workers else "")
         shed = view.plan.shed if view.plan is not None and not predicts(now_ns) else 0.0
-        return Plan((target,), why, feasible=count >= found.workers, shed=shed), found._replace(workers=count)
+        return Plan((target,), why, feasible=count >= found.workers, shed=shed), replace(found, workers=count)
 
     @abstractmethod
     def _decide(self, now_ns: int, seen: Seen, memory: WorkerMemory | None) -> tuple[WorkerMemory, str]:
@@ -153,7 +154,7 @@ class Workers(Scale):
             return before, "workers start"
         late = seen.latency_ms > seen.slo_ms
         streak = max(1, before.streak + 1) if late else min(-1, before.streak - 1)
-        return before._replace(streak=streak), f"mean latency {number(seen.latency_ms)} ms"
+        return replace(before, streak=streak), f"mean latency {number(seen.latency_ms)} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class Aiad(Workers):
         found, why = self._watched(seen, memory)
         if -IN_TICKS < found.streak < OUT_TICKS:
             return found, why
-        return found._replace(workers=self._next(found, seen), streak=0), why
+        return replace(found, workers=self._next(found, seen), streak=0), why
 
     def _next(self, found: WorkerMemory, seen: Seen) -> int:
         return found.workers + (1 if found.streak > 0 else -1)
@@ -198,8 +199,8 @@ class Faro(Workers):
         found, why = self._watched(seen, memory)
         if found.streak < OUT_TICKS:
             # What the forecast asked for and had no room then is asked for again.
-            return found._replace(workers=max(found.workers, found.wanted)), why
-        return found._replace(workers=found.workers + 1, streak=0), why
+            return replace(found, workers=max(found.workers, found.wanted)), why
+        return replace(found, workers=found.workers + 1, streak=0), why
 
     def _predicted(self, seen: Seen) -> tuple[int, str]:
         need = seen.need(seen.room)
@@ -224,8 +225,8 @@ class FirstCome(Divide):
 
     Fails for the last ones, also if they would gain most."""
 
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
-        return first_come(total, contenders)
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
+        return first_come(total, claimants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,32 +243,32 @@ class JointUtility(Divide):
     penalised: bool = False
     """Whether requests are refused, for a penalty, if the others then have more utility."""
 
-    def cores(self, now_ns: int, total: float, contenders: Sequence[Contender]) -> list[Share]:
+    def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
         if not predicts(now_ns):
-            return first_come(total, contenders)
-        needs = [seen_in(each.view, each.hardware).need(max(1, int(each.cores)), each.weight) for each in contenders]
+            return first_come(total, claimants)
+        needs = [seen_in(each.view, each.hardware).need(max(1, int(each.cores)), each.weight) for each in claimants]
         counts = divided(needs, int(total), self.objective, penalised=self.penalised)
-        found: list[Share] = []
-        for each, need, count in zip(contenders, needs, counts, strict=True):
+        found: list[CoreShare] = []
+        for each, need, count in zip(claimants, needs, counts, strict=True):
             utility, refused = utility_of(need, count, penalised=self.penalised)
-            found.append(Share(min(each.cores, float(count)), f"utility {number(utility)}", refused))
+            found.append(CoreShare(min(each.cores, float(count)), f"utility {number(utility)}", refused))
         return found
 
 
-def first_come(total: float, contenders: Sequence[Contender]) -> list[Share]:
+def first_come(total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
     """What each has of what it wants, and then more in their order."""
-    found = [min(each.cores, _present(each)) for each in contenders]
+    found = [min(each.cores, _present(each)) for each in claimants]
     left = total - math.fsum(found)
-    for place, each in enumerate(contenders):
+    for place, each in enumerate(claimants):
         more = min(each.cores - found[place], max(0.0, left))
         found[place] += more
         left -= more
-    return [Share(cores) for cores in found]
+    return [CoreShare(cores) for cores in found]
 
 
-def _present(contender: Contender) -> float:
+def _present(claimant: Claimant) -> float:
     """The cores that the plan in force has of this kind."""
-    plan = contender.view.plan
+    plan = claimant.view.plan
     groups = [group for target in (plan.stages if plan else ()) for group in target.groups]
-    own = [group for group in groups if group.spec.slot.hardware == contender.hardware]
+    own = [group for group in groups if group.spec.slot.hardware == claimant.hardware]
     return math.fsum(group.count * group.spec.cores for group in own)

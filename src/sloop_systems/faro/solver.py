@@ -64,8 +64,8 @@ def wait_probabilities(loads: Floats, workers_max: int) -> Floats:
     return found
 
 
-def tail_ms(rates_rps: Floats, service_ms: float, workers_max: int) -> Floats:
-    """The latency at `PERCENTILE` with 1 … `workers_max` workers at these rates, shape (workers_max, len(rates_rps)).
+def tail_ms(rates_rps: Floats, service_ms: float, workers_max: int, percentile: float = PERCENTILE) -> Floats:
+    """The latency at this percentile with 1 … `workers_max` workers at these rates, shape (workers_max, len(rates_rps)).
 
     An M/D/c queue is taken to wait half as long as an M/M/c queue. Above a utilisation of `BUSY_MAX` the latency is
     that at it, times the excess, so that it always falls with more workers and never is infinite.
@@ -77,7 +77,7 @@ def tail_ms(rates_rps: Floats, service_ms: float, workers_max: int) -> Floats:
     excess = np.maximum(1.0, loads / (BUSY_MAX * workers[:, None]))
     probability = np.where(excess > 1.0, capped, waits[:, : len(loads)])
     spare = workers[:, None] - loads / excess
-    longer = np.maximum(0.0, np.log(np.maximum(probability, 1e-300) / (1 - PERCENTILE)))
+    longer = np.maximum(0.0, np.log(np.maximum(probability, 1e-300) / (1 - percentile)))
     found: Floats = (service_ms + longer * service_ms / spare / 2) * excess
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sloop_systems.faro import solver as faro
-from sloop_systems.faro.published import HORIZON_STEPS, PENALTIES
+from sloop_systems.faro.published import HORIZON_STEPS, PENALTIES, SHRINK
 from sloop_systems.faro.solver import Objective, WorkerNeed
 
 OBJECTIVES: tuple[Objective, ...] = ("sum", "fair", "fair_sum")
@@ -116,9 +116,9 @@ def test_the_choice_is_the_best_of_all(objective: Objective, penalised: bool) ->
         best = max(value_of(tables, counts, objective) for counts in every_count(needs, total))
         short = best - value_of(tables, found, objective)
         assert short >= -1e-9
-        missed += short > 5 * faro.SHRINK
+        missed += short > 5 * SHRINK
         exact = faro.divided(needs, total, "sum", penalised=penalised)
-        assert value_of(tables, found, objective) >= value_of(tables, exact, objective) - faro.SHRINK
+        assert value_of(tables, found, objective) >= value_of(tables, exact, objective) - SHRINK
     assert missed <= (0 if objective == "sum" else 4)
 
 

@@ -1,0 +1,207 @@
+"""Faro reproduced: ten applications on clusters that are too small and on one that is not, mixed models, a hundred
+applications, and ours beside them.
+
+Source: Jeon et al., Faro, EuroSys 2025. Its abstract is at hand, and its repository; figures of its text are taken from
+a reader's summary, which rows name. Its trained forecasts are not public in a form that can be read here.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sloop.api.reports import Figure, Panel
+from sloop_systems.comparison.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
+from sloop_systems.comparison.rows import Claim, Row, bounded, compare, over
+from sloop_systems.faro.experiments.runs import FOLDER, HUNDRED, TEN, FaroResult, FaroTrial
+from sloop_systems.faro.solver import tail_ms
+
+SOURCE: Final = "Jeon et al., Faro, EuroSys 2025"
+SUMMARY: Final = "as a reader's summary quotes the paper"
+SEEDS: Final = 5
+FIRST_MIN, MINUTES, MINUTES_QUICK = 180, 24, 12
+"""The part of the six hours that is simulated, fixed before any result was seen."""
+
+Found = Results[FaroResult]
+
+
+class Contestant(NamedTuple):
+    """A system, and what its runs are called."""
+
+    label: str
+    system: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+VARIANTS: Final = (
+    Contestant("Faro-Sum", "faro-sum"),
+    Contestant("Faro-Fair", "faro-fair"),
+    Contestant("Faro-FairSum", "faro"),
+    Contestant("Faro-PenaltySum", "faro-penalty-sum"),
+    Contestant("Faro-PenaltyFairSum", "faro-penalty"),
+)
+BASELINES: Final = (
+    Contestant("fair share", "static"),
+    Contestant("one-shot", "oneshot"),
+    Contestant("AIAD", "aiad"),
+    Contestant("MArk", "mark"),
+)
+WORTH: Final = Contestant("worth", "faro", (("divide", "worth"),))
+MAX_MIN: Final = Contestant("max-min", "faro", (("divide", "max_min"),))
+"""Ours: the same scaling policy, queue and forecast as Faro, so that nothing differs but the division."""
+ALL: Final = (WORTH, MAX_MIN, *VARIANTS, *BASELINES)
+SHORT, ENOUGH = (32, 36), 44
+
+
+class Printed(NamedTuple):
+    """By which factors Faro's best variant is printed to be better than its baselines: the least and the largest."""
+
+    workers: int
+    is_mixed: bool
+    violations: tuple[float, float]
+    lost: tuple[float, float]
+
+
+PRINTED: Final = (
+    Printed(32, False, (2.8, 8.4), (2.5, 6.1)),
+    Printed(36, False, (2.3, 12.3), (1.7, 9.0)),
+    Printed(32, True, (4.0, 23.0), (2.3, 13.1)),
+)
+
+
+def trial_of(who: Contestant, workers: int, minutes: int, *, is_mixed: bool = False, file: str = TEN) -> FaroTrial:
+    """A run of the fourth hour."""
+    return FaroTrial(
+        system=who.system, options=who.options, workers=workers, first_min=FIRST_MIN, minutes=minutes, file=file,
+        is_mixed=is_mixed,
+    )  # fmt: skip
+
+
+def wanted(*, quick: bool) -> Wanted[FaroTrial]:
+    """All trials and their seeds. `quick`: twelve minutes, one seed, no other sizes, and a few systems."""
+    minutes, seeds = (MINUTES_QUICK, 1) if quick else (MINUTES, SEEDS)
+    found = [(trial_of(who, workers, minutes), seeds) for workers in SHORT for who in ALL]
+    found += [(trial_of(who, ENOUGH, minutes), 1 if quick else 2) for who in ALL]
+    found += [(trial_of(who, 32, minutes, is_mixed=True), 1) for who in ALL]
+    found += [(trial_of(WORTH, 320, minutes, file=HUNDRED), 1)]
+    if not quick:
+        found += [(trial_of(who, 40, minutes), 1) for who in ALL]
+        found += [(trial_of(VARIANTS[2], 320, minutes, file=HUNDRED), 1)]
+    return found
+
+
+def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
+    """All rows; `quick` simulates less (`wanted`). Without the published tables nothing is simulated, and an assumption
+    says so."""
+    missing = [name for name in (TEN, HUNDRED) if data is None or not (data / FOLDER / name).exists()]
+    rows, figures = queue_rows(), list[Figure]()
+    if missing:
+        assumed = (f"nothing was simulated: {FOLDER}/{missing[0]} is not in the folder of public data (`--data`)",)
+    else:
+        minutes = MINUTES_QUICK if quick else MINUTES
+        found: Found = run_trials(wanted(quick=quick), str(data), processes=processes, progress=progress)
+        rows += [*published_rows(found, minutes), *our_rows(found, minutes)]
+        figures = [figure_of(found, minutes, workers) for workers in (*SHORT, ENOUGH)]
+        assumed = (
+            f"minutes {FIRST_MIN} to {FIRST_MIN + minutes} of 360, of which the first seven do not count",
+            "forecasts: a process of first order on the last ten minutes instead of N-HiTS trained on ten days",
+            "requests take 154 ms on average and are believed to take 180 ms, as in the repository's simulator",
+            "a worker starts in 65 s; the repository's simulator has 35 s",
+        )
+    return Reproduction(
+        "faro", SOURCE, tuple(rows), tuple(figures), tuple(assumed), models="ResNet34, ResNet18",
+        deadlines="four times the duration of a request: 720 and 400 ms",
+    )  # fmt: skip
+
+
+def queue_rows() -> list[Row]:
+    """How many workers serve 40 requests/s of 150 ms within 600 ms."""
+    rate_rps, service_ms, slo_ms = 40.0, 150.0, 600.0
+    tails = tail_ms(np.array([rate_rps]), service_ms, 20, 0.9999)[:, 0]
+    needed = 1 + int(np.argmax(tails <= slo_ms))
+    bound = int(np.ceil(rate_rps * service_ms / slo_ms))
+    claim = Claim("estimates", "workers by M/D/c at the 99.99th percentile", "replicas", "exact", 8, note=SUMMARY)
+    other = Claim("estimates", "workers by the upper bound", "replicas", "exact", 10, note=SUMMARY)
+    return [compare(claim, [needed]), compare(other, [bound])]
+
+
+def best_of(found: Found, trials: Iterable[FaroTrial], field: str = "violations") -> FaroTrial:
+    """The trial with the smallest mean."""
+    return min(trials, key=lambda trial: found.mean(trial, field))
+
+
+def published_rows(found: Found, minutes: int) -> list[Row]:
+    """By how much the best variant is better than the least bad and the worst baseline, in violations (their mean rate
+    by minute) and lost utility."""
+    rows: list[Row] = []
+    for printed in PRINTED:
+        where = f"{printed.workers} workers" + (", mixed models" if printed.is_mixed else "")
+        variants, baselines = (
+            [trial_of(who, printed.workers, minutes, is_mixed=printed.is_mixed) for who in group]
+            for group in (VARIANTS, BASELINES)
+        )
+        for field, what, figures in (
+            ("rate", "violations", printed.violations),
+            ("lost", "lost utility", printed.lost),
+        ):
+            best = best_of(found, variants, field)
+            factors = [_ratios(found, other, best, field) for other in baselines]
+            for choose, word, figure in ((min, "best", figures[0]), (max, "worst", figures[1])):
+                claim = Claim(where, f"{what} of the {word} baseline, over Faro's", "×", "text", figure, note=SUMMARY)
+                rows.append(compare(claim, choose(factors, key=fmean), similar=True))
+    faro = trial_of(VARIANTS[2], 32, minutes)
+    claim = Claim("32 workers", "violations of Faro by minute", "%", "text", 6.9, note=f"{SUMMARY}, of one variant")
+    return [*rows, compare(claim, found.each(faro, "rate"), similar=True)]
+
+
+def our_rows(found: Found, minutes: int) -> list[Row]:
+    """The bounds that ours is to keep."""
+    rows: list[Row] = []
+    for workers in SHORT:
+        where, worth = f"ours, {workers} workers", trial_of(WORTH, workers, minutes)
+        best = best_of(found, [trial_of(who, workers, minutes) for who in VARIANTS])
+        claim = Claim(where, "violations of worth, over those of Faro's best variant", "×", note=f"best: {best.system}")
+        rows.append(bounded(claim, _ratios(found, worth, best), at_most=1.0, mean=True))
+        claim = Claim(where, "violations of worth, over those of max-min", "×")
+        rows.append(bounded(claim, _ratios(found, worth, trial_of(MAX_MIN, workers, minutes)), at_most=0.5, mean=True))
+    worth = trial_of(WORTH, ENOUGH, minutes)
+    best = best_of(found, [trial_of(who, ENOUGH, minutes) for who in ALL[1:]])
+    more = found.mean(worth, "violations") - found.mean(best, "violations")
+    claim = Claim(f"ours, {ENOUGH} workers", "violations of worth, less the least of all others", "points")
+    rows.append(bounded(claim, [more], at_most=0.1))
+    ten = found.mean(trial_of(WORTH, 32, minutes), "lost", 1)
+    hundred = found.mean(trial_of(WORTH, 320, minutes, file=HUNDRED), "lost")
+    claim = Claim("ours, a hundred applications", "lost utility of 100 on 320 workers, over ten times that of 10", "×")
+    return [*rows, bounded(claim, [hundred / ten], at_least=0.95, at_most=1.05)]
+
+
+def _ratios(found: Found, one: FaroTrial, other: FaroTrial, field: str = "violations") -> list[float]:
+    """Run by run; what is 0 counts as a hundredth of a percent."""
+    below = [max(0.01 if field != "lost" else 1e-4, each) for each in found.each(other, field)]
+    return over(found.each(one, field), below)
+
+
+def figure_of(found: Found, minutes: int, workers: int) -> Figure:
+    """Late requests, slow minutes and lost utility of all systems on a cluster."""
+    trials = [trial_of(who, workers, minutes) for who in ALL]
+    ticks: Sequence[str] = [who.label.replace("-", "-\n", 1) for who in ALL]
+    panels = tuple(
+        Panel(y_label=label, ticks=tuple(ticks), series=(bars(label, [found.each(trial, field) for trial in trials]),))
+        for label, field in (
+            ("late requests, %", "violations"),
+            ("minutes with a late mean, %", "minutes"),
+            ("lost utility", "lost"),
+        )
+    )
+    spoken = "; ".join(
+        f"{who.label} {found.mean(trial, 'violations'):.2f} %" for who, trial in zip(ALL, trials, strict=True)
+    )
+    return Figure(
+        name=f"workers-{workers}",
+        title=f"Ten applications on {workers} workers",
+        x_label="",
+        panels=panels,
+        alt=f"Late requests: {spoken}.",
+    )
