@@ -233,7 +233,7 @@ def figures_of(latencies_ms: Sequence[float], slo_ms: float) -> MinuteFigures:
     """The figures of a minute with at least one request."""
     own = np.array(latencies_ms)
     answered = own[np.isfinite(own)]
-    refused = 1 - len(answered) / len(own)
+    refused = (len(own) - len(answered)) / len(own)
     part = next(part for most, part in EFFECTIVE if refused <= most)
     return MinuteFigures(
         len(own),
