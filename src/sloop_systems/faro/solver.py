@@ -65,7 +65,7 @@ def wait_probabilities(loads: Floats, workers_max: int) -> Floats:
 
 
 def tail_ms(rates_rps: Floats, service_ms: float, workers_max: int, percentile: float = PERCENTILE) -> Floats:
-    """The latency at this percentile with 1 … `workers_max` workers at these rates, shape (workers_max, len(rates_rps)).
+    """The latency at this percentile at these rates with 1 … `workers_max` workers: shape (workers_max, rates).
 
     An M/D/c queue is taken to wait half as long as an M/M/c queue. Above a utilisation of `BUSY_MAX` the latency is
     that at it, times the excess, so that it always falls with more workers and never is infinite.

@@ -9,8 +9,19 @@ from msgspec import structs
 
 from sloop.errors import InputError
 from sloop_systems.comparison import reproduce
-from sloop_systems.faro.experiments import ALL, FOLDER, HUNDRED, TEN, queue_rows, runs, wanted
-from sloop_systems.faro.experiments.runs import FaroResult, FaroTrial, figures_of, read_table, trace_by_minute, world_of
+from sloop_systems.faro.experiments import ALL, queue_rows, wanted
+from sloop_systems.faro.experiments.runs import (
+    FOLDER,
+    HUNDRED,
+    TEN,
+    WARM_MIN,
+    FaroResult,
+    FaroTrial,
+    figures_of,
+    read_table,
+    trace_by_minute,
+    world_of,
+)
 
 LEVELS = {who: 2.0 + place for place, who in enumerate(ALL)}
 """Late requests in %: those of ours least, then max-min's."""
@@ -138,4 +149,4 @@ def test_the_quick_part_is_a_part_of_the_whole() -> None:
     names = {(trial.system, trial.options) for trial, _ in wanted(quick=True)}
     assert names == {(who.system, who.options) for who in ALL}
     assert len(wanted(quick=True)) < len(wanted(quick=False))
-    assert all(trial.minutes > runs.WARM_MIN for trial, _ in wanted(quick=True))
+    assert all(trial.minutes > WARM_MIN for trial, _ in wanted(quick=True))

@@ -98,20 +98,20 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     """All rows; `quick` simulates less (`wanted`). Without the published tables nothing is simulated, and an assumption
     says so."""
     missing = [name for name in (TEN, HUNDRED) if data is None or not (data / FOLDER / name).exists()]
-    rows, figures = queue_rows(), list[Figure]()
+    rows, figures, assumed = queue_rows(), list[Figure](), list[str]()
     if missing:
-        assumed = (f"nothing was simulated: {FOLDER}/{missing[0]} is not in the folder of public data (`--data`)",)
+        assumed += [f"nothing was simulated: {FOLDER}/{missing[0]} is not in the folder of public data (`--data`)"]
     else:
         minutes = MINUTES_QUICK if quick else MINUTES
         found: Found = run_trials(wanted(quick=quick), str(data), processes=processes, progress=progress)
         rows += [*published_rows(found, minutes), *our_rows(found, minutes)]
         figures = [figure_of(found, minutes, workers) for workers in (*SHORT, ENOUGH)]
-        assumed = (
+        assumed += [
             f"minutes {FIRST_MIN} to {FIRST_MIN + minutes} of 360, of which the first seven do not count",
             "forecasts: a process of first order on the last ten minutes instead of N-HiTS trained on ten days",
             "requests take 154 ms on average and are believed to take 180 ms, as in the repository's simulator",
             "a worker starts in 65 s; the repository's simulator has 35 s",
-        )
+        ]
     return Reproduction(
         "faro", SOURCE, tuple(rows), tuple(figures), tuple(assumed), models="ResNet34, ResNet18",
         deadlines="four times the duration of a request: 720 and 400 ms",
