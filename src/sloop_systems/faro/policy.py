@@ -55,7 +55,7 @@ CORES = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerMemory:
+class WatchedWorkers:
     """What these policies remember."""
 
     workers: int
@@ -135,7 +135,7 @@ class Workers(Scale):
     period_ns: ClassVar[int] = TICK_NS
     hardware: str
 
-    def plan(self, now_ns: int, view: ClusterView, memory: WorkerMemory | None) -> tuple[Plan, WorkerMemory]:
+    def plan(self, now_ns: int, view: ClusterView, memory: WatchedWorkers | None) -> tuple[Plan, WatchedWorkers]:
         seen = seen_in(view, self.hardware)
         found, why = self._decide(now_ns, seen, memory)
         count = max(1, min(found.workers, seen.room))
@@ -145,10 +145,10 @@ class Workers(Scale):
         return Plan((target,), why, feasible=count >= found.workers, shed=shed), replace(found, workers=count)
 
     @abstractmethod
-    def _decide(self, now_ns: int, seen: Seen, memory: WorkerMemory | None) -> tuple[WorkerMemory, str]:
+    def _decide(self, now_ns: int, seen: Seen, memory: WatchedWorkers | None) -> tuple[WatchedWorkers, str]:
         """The workers to have if there is room, and why."""
 
-    def _watched(self, seen: Seen, before: WorkerMemory) -> tuple[WorkerMemory, str]:
+    def _watched(self, seen: Seen, before: WatchedWorkers) -> tuple[WatchedWorkers, str]:
         """Of a tick of the reactive loop: the streak goes on, but not while workers start."""
         if seen.stage.count(Life.READY) < len(seen.stage.replicas):
             return before, "workers start"
@@ -164,15 +164,15 @@ class Aiad(Workers):
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which the model has a profile."""
 
-    def _decide(self, now_ns: int, seen: Seen, memory: WorkerMemory | None) -> tuple[WorkerMemory, str]:
+    def _decide(self, now_ns: int, seen: Seen, memory: WatchedWorkers | None) -> tuple[WatchedWorkers, str]:
         if memory is None:
-            return WorkerMemory(1, 1, 0), "the first"
+            return WatchedWorkers(1, 1, 0), "the first"
         found, why = self._watched(seen, memory)
         if -IN_TICKS < found.streak < OUT_TICKS:
             return found, why
         return replace(found, workers=self._next(found, seen), streak=0), why
 
-    def _next(self, found: WorkerMemory, seen: Seen) -> int:
+    def _next(self, found: WatchedWorkers, seen: Seen) -> int:
         return found.workers + (1 if found.streak > 0 else -1)
 
 
@@ -180,7 +180,7 @@ class Aiad(Workers):
 class Oneshot(Aiad):
     """As `Aiad`, but at once as many times the workers as the mean latency is of the deadline."""
 
-    def _next(self, found: WorkerMemory, seen: Seen) -> int:
+    def _next(self, found: WatchedWorkers, seen: Seen) -> int:
         return math.ceil(min(REPLICAS_MAX, found.workers * seen.latency_ms / seen.slo_ms))
 
 
@@ -192,10 +192,10 @@ class Faro(Workers):
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which the model has a profile."""
 
-    def _decide(self, now_ns: int, seen: Seen, memory: WorkerMemory | None) -> tuple[WorkerMemory, str]:
+    def _decide(self, now_ns: int, seen: Seen, memory: WatchedWorkers | None) -> tuple[WatchedWorkers, str]:
         if memory is None or predicts(now_ns):
             wanted, why = self._predicted(seen)
-            return WorkerMemory(wanted, wanted, 0), why
+            return WatchedWorkers(wanted, wanted, 0), why
         found, why = self._watched(seen, memory)
         if found.streak < OUT_TICKS:
             # What the forecast asked for and had no room then is asked for again.
@@ -209,7 +209,7 @@ class Faro(Workers):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark(Faro):
+class MarkWorkers(Faro):
     """As `Faro`, but as many workers as serve the largest forecast of a second within the deadline if all of it comes
     at once, whatever others gain."""
 

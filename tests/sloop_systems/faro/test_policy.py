@@ -12,7 +12,7 @@ from sloop.profile.profile import LatencyTable, Profile
 from sloop.testing.views import make_belief, make_replica, make_stage, make_view
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, Plan
-from sloop_systems.faro.policy import Aiad, Faro, FirstCome, JointUtility, Mark, Oneshot, WorkerMemory, seen_in
+from sloop_systems.faro.policy import Aiad, Faro, FirstCome, JointUtility, MarkWorkers, Oneshot, WatchedWorkers, seen_in
 from sloop_systems.faro.published import IN_TICKS, OUT_TICKS
 
 BELIEF = make_belief(Profile(latency_ms=LatencyTable({1: {1: 180.0}}), max_batch=1, max_cores=1))
@@ -58,7 +58,7 @@ def test_the_forecast_is_made_of_whole_minutes() -> None:
 )
 def test_it_scales_after_enough_ticks_in_a_row(policy: Aiad, up: int, down: int) -> None:
     late, calm = view_of(10, 4, latency_ms=1000.0), view_of(10, 4, latency_ms=300.0)
-    memory = WorkerMemory(4, 4, 0)
+    memory = WatchedWorkers(4, 4, 0)
     for _ in range(OUT_TICKS - 1):
         plan, memory = policy.plan(s(10), late, memory)
         assert count(plan) == 4
@@ -66,13 +66,13 @@ def test_it_scales_after_enough_ticks_in_a_row(policy: Aiad, up: int, down: int)
     assert interrupted.streak == -1
     plan, memory = policy.plan(s(10), late, memory)
     assert (count(plan), memory.streak) == (up, 0)
-    memory = WorkerMemory(4, 4, 1 - IN_TICKS)
+    memory = WatchedWorkers(4, 4, 1 - IN_TICKS)
     assert count(policy.plan(s(10), calm, memory)[0]) == down
 
 
 def test_ticks_do_not_count_while_workers_start() -> None:
     late = view_of(10, 4, latency_ms=1000.0, starting=1)
-    memory = WorkerMemory(4, 4, OUT_TICKS - 1)
+    memory = WatchedWorkers(4, 4, OUT_TICKS - 1)
     assert Aiad().plan(s(10), late, memory) == (*Aiad().plan(s(10), late, memory)[:1], memory)
 
 
@@ -80,25 +80,27 @@ def test_a_forecast_decides_every_five_minutes_and_once_at_the_beginning() -> No
     """In between, one worker more after 30 s with a late mean."""
     busy = view_of(12, 9)  # three suffice: 720 ms at the 99th percentile
     for now_s, decides in ((0, True), (60, True), (70, False), (290, False), (300, True), (310, False), (600, True)):
-        plan, _ = Faro().plan(s(now_s), busy, WorkerMemory(9, 9, 0))
+        plan, _ = Faro().plan(s(now_s), busy, WatchedWorkers(9, 9, 0))
         assert count(plan) == (3 if decides else 9), now_s
     late = view_of(12, 4, latency_ms=1000.0)
-    plan, memory = Faro().plan(s(310), late, WorkerMemory(4, 4, OUT_TICKS - 1))
+    plan, memory = Faro().plan(s(310), late, WatchedWorkers(4, 4, OUT_TICKS - 1))
     assert (count(plan), memory.streak) == (5, 0)
 
 
 def test_what_had_no_room_is_asked_for_again() -> None:
     """By MArk; what Faro's division has decided stays."""
     small = view_of(12, 2, cores=2)
-    plan, memory = Mark().plan(s(300), small, WorkerMemory(2, 2, 0))
+    plan, memory = MarkWorkers().plan(s(300), small, WatchedWorkers(2, 2, 0))
     assert (count(plan), plan.feasible, memory.wanted) == (2, False, 3)
-    assert count(Mark().plan(s(310), view_of(12, 2), memory)[0]) == 3
-    _, memory = Faro().plan(s(300), small, WorkerMemory(2, 2, 0))
+    assert count(MarkWorkers().plan(s(310), view_of(12, 2), memory)[0]) == 3
+    _, memory = Faro().plan(s(300), small, WatchedWorkers(2, 2, 0))
     assert count(Faro().plan(s(310), view_of(12, 2), memory)[0]) == 2
 
 
 def test_mark_plans_for_a_second_that_comes_at_once() -> None:
-    assert count(Mark().plan(s(300), view_of(12, 9), WorkerMemory(9, 9, 0))[0]) == 3  # 12 × 180 ms within 720 ms
+    assert (
+        count(MarkWorkers().plan(s(300), view_of(12, 9), WatchedWorkers(9, 9, 0))[0]) == 3
+    )  # 12 × 180 ms within 720 ms
 
 
 def test_first_come_first_served() -> None:
@@ -127,15 +129,15 @@ def test_only_the_penalised_refuse_requests_and_keep_to_it() -> None:
     seen = view_of(17, 3)
     assert seen.plan is not None
     refusing = replace(seen, plan=structs.replace(seen.plan, shed=0.05))
-    memory = WorkerMemory(3, 3, 0)
+    memory = WatchedWorkers(3, 3, 0)
     assert Faro().plan(s(310), refusing, memory)[0].shed == 0.05
     assert Faro().plan(s(600), refusing, memory)[0].shed == 0.0, "the division decides anew"
 
 
 def test_the_same_arguments_have_the_same_answer() -> None:
     """Also in another process; and nothing that was shown has changed."""
-    view, memory = view_of(13, 3, latency_ms=900.0), WorkerMemory(3, 3, 2)
-    for policy in (Aiad(), Oneshot(), Faro(), Mark()):
+    view, memory = view_of(13, 3, latency_ms=900.0), WatchedWorkers(3, 3, 2)
+    for policy in (Aiad(), Oneshot(), Faro(), MarkWorkers()):
         for now_s in (300, 310):
             before = pickle.dumps(view)
             first = policy.plan(s(now_s), view, memory)
