@@ -129,7 +129,7 @@ def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     assert best == ("shape" if quick else "derived")  # 9 of 4 is not far from 2.8, which is not in print
     assert verdicts["32 workers", "violations of the worst baseline, over Faro's"] == "off"  # 12 of 4 is not 8.4
     assert {row.paper for row in found.rows if row.paper is not None} == {2.3, 23.0}
-    assert len(found.figures) == 3
+    assert len(found.figures) == 5
     assert all(figure.alt and figure.panels for figure in found.figures)
     assert any("N-HiTS" in line for line in found.assumed)
 

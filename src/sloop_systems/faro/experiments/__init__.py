@@ -5,7 +5,7 @@ Source: Jeon et al., Faro, EuroSys 2025. Its abstract is at hand, whose two figu
 Figures of its text are taken from a reader's summary: they are `derived`, and the rows say so.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from sloop.api.reports import Figure, Panel
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
-from sloop_systems.comparison.rows import Claim, Row, bounded, compare, over
+from sloop_systems.comparison.rows import Claim, Row, bounded, compare, minus, over
 from sloop_systems.faro.experiments.runs import FOLDER, HUNDRED, TEN, FaroResult, FaroTrial
 from sloop_systems.faro.solver import tail_ms
 
@@ -22,8 +22,8 @@ SOURCE: Final = "Jeon et al., Faro, EuroSys 2025"
 SUMMARY: Final = "as a reader's summary quotes the paper"
 IN_PRINT: Final = {2.3, 23.0}
 """The factors in the abstract."""
-SEEDS: Final = 5
-FIRST_MIN, MINUTES, MINUTES_QUICK = 180, 24, 12
+SEEDS, SEEDS_FEW = 5, 3
+FIRST_MIN, MINUTES, MINUTES_QUICK = 180, 24, 10
 """The part of the six hours that is simulated, fixed before any result was seen."""
 
 Found = Results[FaroResult]
@@ -54,43 +54,69 @@ WORTH: Final = Contestant("worth", "faro", (("divide", "worth"),))
 MAX_MIN: Final = Contestant("max-min", "faro", (("divide", "max_min"),))
 """Ours: the same scaling policy, queue and forecast as Faro, so that nothing differs but the division."""
 ALL: Final = (WORTH, MAX_MIN, *VARIANTS, *BASELINES)
-SHORT, ENOUGH = (32, 36), 44
+FEW: Final = (WORTH, MAX_MIN, VARIANTS[2], BASELINES[2])
+"""Those of `--quick`, but on the smallest cluster."""
+ENOUGH: Final = 44
+
+
+class Scene(NamedTuple):
+    """A cluster of ten applications."""
+
+    workers: int
+    is_mixed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers" + (", mixed models" if self.is_mixed else "")
+
+
+SCENES: Final = (Scene(32), Scene(36), Scene(40), Scene(ENOUGH), Scene(32, is_mixed=True))
 
 
 class Printed(NamedTuple):
     """By which factors Faro's best variant is printed to be better than its baselines: the least and the largest."""
 
-    workers: int
-    is_mixed: bool
+    scene: Scene
     violations: tuple[float, float]
     lost: tuple[float, float]
 
 
 PRINTED: Final = (
-    Printed(32, False, (2.8, 8.4), (2.5, 6.1)),
-    Printed(36, False, (2.3, 12.3), (1.7, 9.0)),
-    Printed(32, True, (4.0, 23.0), (2.3, 13.1)),
+    Printed(SCENES[0], (2.8, 8.4), (2.5, 6.1)),
+    Printed(SCENES[1], (2.3, 12.3), (1.7, 9.0)),
+    Printed(SCENES[-1], (4.0, 23.0), (2.3, 13.1)),
 )
 
 
-def trial_of(who: Contestant, workers: int, minutes: int, *, is_mixed: bool = False, file: str = TEN) -> FaroTrial:
+def trial_of(who: Contestant, scene: Scene, *, quick: bool, file: str = TEN) -> FaroTrial:
     """A run of the fourth hour."""
     return FaroTrial(
-        system=who.system, options=who.options, workers=workers, first_min=FIRST_MIN, minutes=minutes, file=file,
-        is_mixed=is_mixed,
-    )  # fmt: skip
+        system=who.system,
+        options=who.options,
+        workers=scene.workers,
+        first_min=FIRST_MIN,
+        minutes=MINUTES_QUICK if quick else MINUTES,
+        file=file,
+        is_mixed=scene.is_mixed,
+    )
+
+
+def trials_of(group: Iterable[Contestant], scene: Scene, *, quick: bool) -> list[FaroTrial]:
+    """The runs of those of a group that are simulated."""
+    there = FEW if quick and scene != SCENES[0] else ALL
+    return [trial_of(who, scene, quick=quick) for who in group if who in there]
+
+
+def hundred(*, quick: bool) -> FaroTrial:
+    """The run of a hundred applications on ten times 32 workers."""
+    return trial_of(WORTH, Scene(320), quick=quick, file=HUNDRED)
 
 
 def wanted(*, quick: bool) -> Wanted[FaroTrial]:
-    """All trials and their seeds. `quick`: twelve minutes, one seed, no other sizes, and a few systems."""
-    minutes, seeds = (MINUTES_QUICK, 1) if quick else (MINUTES, SEEDS)
-    found = [(trial_of(who, workers, minutes), seeds) for workers in SHORT for who in ALL]
-    found += [(trial_of(who, ENOUGH, minutes), 1 if quick else 2) for who in ALL]
-    found += [(trial_of(who, 32, minutes, is_mixed=True), 1) for who in ALL]
-    found += [(trial_of(WORTH, 320, minutes, file=HUNDRED), 1)]
-    if not quick:
-        found += [(trial_of(who, 40, minutes), 1) for who in ALL]
-        found += [(trial_of(VARIANTS[2], 320, minutes, file=HUNDRED), 1)]
+    """All trials and their seeds. `quick`: ten minutes, one seed and few systems."""
+    found: list[tuple[FaroTrial, int]] = [(hundred(quick=quick), 1)]
+    for scene in SCENES:
+        seeds = 1 if quick else SEEDS if scene in SCENES[:2] else SEEDS_FEW
+        found += [(trial, seeds) for trial in trials_of(ALL, scene, quick=quick)]
     return found
 
 
@@ -104,8 +130,8 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     else:
         minutes = MINUTES_QUICK if quick else MINUTES
         found: Found = run_trials(wanted(quick=quick), str(data), processes=processes, progress=progress)
-        rows += [*published_rows(found, minutes), *our_rows(found, minutes)]
-        figures = [figure_of(found, minutes, workers) for workers in (*SHORT, ENOUGH)]
+        rows += [*published_rows(found, quick=quick), *our_rows(found, quick=quick)]
+        figures = [figure_of(found, scene, quick=quick) for scene in SCENES]
         assumed += [
             f"minutes {FIRST_MIN} to {FIRST_MIN + minutes} of 360, of which the first seven do not count",
             "forecasts: a process of first order on the last ten minutes instead of N-HiTS trained on ten days",
@@ -136,16 +162,12 @@ def best_of(found: Found, trials: Iterable[FaroTrial], field: str = "violations"
     return min(trials, key=lambda trial: found.mean(trial, field))
 
 
-def published_rows(found: Found, minutes: int) -> list[Row]:
+def published_rows(found: Found, *, quick: bool) -> list[Row]:
     """By how much the best variant is better than the least bad and the worst baseline, in violations (their mean rate
     by minute) and lost utility."""
     rows: list[Row] = []
     for printed in PRINTED:
-        where = f"{printed.workers} workers" + (", mixed models" if printed.is_mixed else "")
-        variants, baselines = (
-            [trial_of(who, printed.workers, minutes, is_mixed=printed.is_mixed) for who in group]
-            for group in (VARIANTS, BASELINES)
-        )
+        variants, baselines = (trials_of(group, printed.scene, quick=quick) for group in (VARIANTS, BASELINES))
         for field, what, figures in (
             ("rate", "violations", printed.violations),
             ("lost", "lost utility", printed.lost),
@@ -155,7 +177,7 @@ def published_rows(found: Found, minutes: int) -> list[Row]:
             for choose, word, figure in ((min, "best", figures[0]), (max, "worst", figures[1])):
                 is_printed = field == "rate" and figure in IN_PRINT
                 claim = Claim(
-                    where,
+                    str(printed.scene),
                     f"{what} of the {word} baseline, over Faro's",
                     "×",
                     "text",
@@ -164,32 +186,33 @@ def published_rows(found: Found, minutes: int) -> list[Row]:
                     note="the abstract" if is_printed else SUMMARY,
                 )
                 rows.append(compare(claim, choose(factors, key=fmean), similar=True))
-    faro = trial_of(VARIANTS[2], 32, minutes)
+    faro = trial_of(VARIANTS[2], SCENES[0], quick=quick)
     claim = Claim(
         "32 workers", "violations of Faro by minute", "%", "text", derived=6.9, note=f"{SUMMARY}, of one variant"
     )
     return [*rows, compare(claim, found.each(faro, "rate"), similar=True)]
 
 
-def our_rows(found: Found, minutes: int) -> list[Row]:
+def our_rows(found: Found, *, quick: bool) -> list[Row]:
     """The bounds that ours is to keep."""
     rows: list[Row] = []
-    for workers in SHORT:
-        where, worth = f"ours, {workers} workers", trial_of(WORTH, workers, minutes)
-        best = best_of(found, [trial_of(who, workers, minutes) for who in VARIANTS])
+    for scene in SCENES[:2]:
+        where, worth = f"ours, {scene}", trial_of(WORTH, scene, quick=quick)
+        best = best_of(found, trials_of(VARIANTS, scene, quick=quick))
         claim = Claim(where, "violations of worth, over those of Faro's best variant", "×", note=f"best: {best.system}")
         rows.append(bounded(claim, _ratios(found, worth, best), at_most=1.0, mean=True))
         claim = Claim(where, "violations of worth, over those of max-min", "×")
-        rows.append(bounded(claim, _ratios(found, worth, trial_of(MAX_MIN, workers, minutes)), at_most=0.5, mean=True))
-    worth = trial_of(WORTH, ENOUGH, minutes)
-    best = best_of(found, [trial_of(who, ENOUGH, minutes) for who in ALL[1:]])
-    more = found.mean(worth, "violations") - found.mean(best, "violations")
-    claim = Claim(f"ours, {ENOUGH} workers", "violations of worth, less the least of all others", "points")
-    rows.append(bounded(claim, [more], at_most=0.1))
-    ten = found.mean(trial_of(WORTH, 32, minutes), "lost", 1)
-    hundred = found.mean(trial_of(WORTH, 320, minutes, file=HUNDRED), "lost")
+        rows.append(
+            bounded(claim, _ratios(found, worth, trial_of(MAX_MIN, scene, quick=quick)), at_most=0.5, mean=True)
+        )
+    scene = Scene(ENOUGH)
+    worth, best = trial_of(WORTH, scene, quick=quick), best_of(found, trials_of(ALL[1:], scene, quick=quick))
+    claim = Claim(f"ours, {scene}", "violations of worth, less the least of all others", "points")
+    rows.append(bounded(claim, minus(*(found.violations(each) for each in (worth, best))), at_most=0.1, mean=True))
+    ten = found.mean(trial_of(WORTH, SCENES[0], quick=quick), "lost", 1)
     claim = Claim("ours, a hundred applications", "lost utility of 100 on 320 workers, over ten times that of 10", "×")
-    return [*rows, bounded(claim, [hundred / ten], at_least=0.95, at_most=1.05)]
+    ratio = found.mean(hundred(quick=quick), "lost") / ten
+    return [*rows, bounded(claim, [ratio], at_least=0.95, at_most=1.05)]
 
 
 def _ratios(found: Found, one: FaroTrial, other: FaroTrial, field: str = "violations") -> list[float]:
@@ -198,25 +221,19 @@ def _ratios(found: Found, one: FaroTrial, other: FaroTrial, field: str = "violat
     return over(found.each(one, field), below)
 
 
-def figure_of(found: Found, minutes: int, workers: int) -> Figure:
+def figure_of(found: Found, scene: Scene, *, quick: bool) -> Figure:
     """Late requests, slow minutes and lost utility of all systems on a cluster."""
-    trials = [trial_of(who, workers, minutes) for who in ALL]
-    ticks: Sequence[str] = [who.label.replace("-", "-\n", 1) for who in ALL]
+    there = [who for who in ALL if trials_of([who], scene, quick=quick)]
+    trials, ticks = trials_of(there, scene, quick=quick), tuple(who.label.replace("-", "-\n", 1) for who in there)
     panels = tuple(
-        Panel(y_label=label, ticks=tuple(ticks), series=(bars(label, [found.each(trial, field) for trial in trials]),))
-        for label, field in (
-            ("late requests, %", "violations"),
-            ("minutes with a late mean, %", "minutes"),
-            ("lost utility", "lost"),
-        )
+        Panel(y_label=label, ticks=ticks, series=(bars(label, [found.each(trial, field) for trial in trials]),))
+        for label, field in (("late, %", "violations"), ("slow minutes, %", "minutes"), ("lost utility", "lost"))
     )
-    spoken = "; ".join(
-        f"{who.label} {found.mean(trial, 'violations'):.2f} %" for who, trial in zip(ALL, trials, strict=True)
-    )
+    late = [f"{found.mean(trial, 'violations'):.2f} %" for trial in trials]
     return Figure(
-        name=f"workers-{workers}",
-        title=f"Ten applications on {workers} workers",
+        name="mixed" if scene.is_mixed else f"workers-{scene.workers}",
+        title=f"Ten applications on {scene}",
         x_label="",
         panels=panels,
-        alt=f"Late requests: {spoken}.",
+        alt="Late requests: " + "; ".join(f"{who.label} {each}" for who, each in zip(there, late, strict=True)),
     )
