@@ -33,7 +33,8 @@ def view_of(
 
 
 def claim(view: ClusterView, wants: float, key: str = "a") -> Claimant:
-    return Claimant(key, "local", wants, view=view, plan=lambda cores: None)
+    assert view.plan is not None
+    return Claimant(key, "local", wants, view=view, alone=view.plan, plan=lambda cores: None)
 
 
 def count(plan: Plan) -> int:
