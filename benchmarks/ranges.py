@@ -1,17 +1,18 @@
 """Is the attainment of live runs inside the range that the simulator predicted? With mixed rows and lengths.
 
-    python -m benchmarks.ranges [--repeats 5] [--seconds 30] [--weights model.safetensors]
+    python -m benchmarks.ranges [--repeats 5] [--seconds 25] [--weights model.safetensors]
 
 Two models: a text encoder (benchmarks/encoder.py) under texts of different lengths, 1 to 4 a request, by a system whose
 replica uses what the other processes leave of the cores; and ResNet18 under 1 to 8 images a request, by one whose
-replica wants both cores. Each is profiled as `sloop profile` does it, in one pass, and served `--repeats` times with
-the same requests. Each run begins with `CALIBRATION_S` seconds of other requests at half the rate. They say how fast
-the machine is at this moment (`--speed`), and what the server's own processes and the load generator take for a request
-(`truth.processes`). With these the rest of the run is simulated: the prediction knows nothing of the seconds that it is
-for.
+replica wants both cores. Each is profiled as `sloop profile` does it, in `PASSES` passes, and served `--repeats` times
+with the same requests. Each run begins with `CALIBRATION_S` seconds of other requests at the same rate: a machine with
+less to do is slower, because its processors go to sleep between batches. They say how fast the machine is at this
+moment, and how well they know it (`--speed`), and what the server's own processes and the load generator take for a
+request (`truth.processes`). With these the rest of the run is simulated: the prediction knows nothing of the seconds
+that it is for.
 
 Nothing else should run on the machine. `--only NAME` measures one model, which takes five minutes, and writes no page;
-what `--keep` has already is not measured again.
+what `--keep` has already is not measured again. It also has the logs of all runs.
 """
 
 import subprocess
@@ -36,6 +37,7 @@ from sloop.app.load import load_scenario
 from sloop.app.scenario import ProcessesTruth
 from sloop.demo.live import serving
 from sloop.load import LoadPlan, run_load
+from sloop.profile.passes import MachineSpeed
 from sloop.profile.profile import Profile, load_profile, path_beside
 from sloop.runlog import read_log
 from sloop.runlog.processes import ProcessorUse
@@ -47,7 +49,8 @@ from sloop.vocabulary import Outcome, Request
 from sloop.workload import trace_from
 from sloop.workload.trace import first_works
 
-CALIBRATION_S: Final = 8.0
+PASSES: Final = 2
+CALIBRATION_S: Final = 12.0
 SETTLED_S: Final = 2.5
 """After this the log of the calibration is on the disk."""
 DRAWN, DRAWN_S = 5_000, 60.0
@@ -75,7 +78,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 COLUMNS: Final = (
-    *("requests", "run", "speed at its start", "µs a request: server", "generator", "live %", "of clients %"),
+    *("requests", "run", "speed at its start", "± %", "µs a request: server", "generator", "live %", "of clients %"),
     *("predicted %", "middle %", "inside", "width, points"),
 )
 
@@ -83,7 +86,7 @@ COLUMNS: Final = (
 class LiveRun(Struct, frozen=True):
     """One live run, and what its first seconds said."""
 
-    speed: float
+    speed: MachineSpeed
     request_us: float
     client_us: float
     attainment: float
@@ -107,7 +110,7 @@ def profiled(folder: Path, name: str, given: Namespace) -> tuple[Path, Profile]:
     if path_beside(model).is_file():
         return model, load_profile(path_beside(model))
     say(f"profile {model.name}")
-    command = [sys.executable, "-m", "sloop", "profile", str(model), "--json"]
+    command = [sys.executable, "-m", "sloop", "profile", str(model), "--passes", str(PASSES), "--json"]
     if subprocess.run([*command, *CASES[name]["profile"]], stdout=subprocess.DEVNULL, check=False).returncode:
         raise SystemExit(f"sloop profile {model} failed")
     return model, load_profile(path_beside(model))
@@ -140,14 +143,14 @@ def served(folder: Path, scene: dict[str, Any], given: Namespace) -> Iterator[Li
     app = {key: scene[key] for key in ("name", "slo_ms", "stages", "cluster")} | {"system": scene["systems"][0]}
     (folder / "app.yaml").write_text(yaml.safe_dump(app))
     scenario = load_scenario(folder / "scene.yaml")
-    half = scene["trace"] | {"rate": scene["trace"]["rate"] / 2}
-    first = trace_from(half, seed=given.seed + 1, duration_s=CALIBRATION_S, folder=folder)
+    first = trace_from(scene["trace"], seed=given.seed + 1, duration_s=CALIBRATION_S, folder=folder)
     arrivals = World.from_scenario(scenario).trace
     for number in range(given.repeats):
         say(f"{scene['name']}, live run {number + 1} at {scene['trace']['rate']} requests/s")
-        state, begun = folder / "state", folder / "begun"
-        for each in (state, begun):
-            rmtree(each, ignore_errors=True)
+        own = folder / f"{scene['name']} {number + 1}"
+        state, begun = own / "state", own / "begun"
+        rmtree(own, ignore_errors=True)
+        own.mkdir()
         with serving(folder / "app.yaml", state) as where:
             plans = [LoadPlan(where.http, where.application, each, scene["slo_ms"]) for each in (first, arrivals)]
             calibration = run_load(plans[0])
@@ -161,6 +164,7 @@ def served(folder: Path, scene: dict[str, Any], given: Namespace) -> Iterator[Li
         speed = log_speed(begun, scenario.deployment, processes)
         assert speed is not None, "the calibration has too few batches"
         live = attainment_in(Path(where.log), calibration.sent)
+        rmtree(state / "models", ignore_errors=True)
         yield LiveRun(speed, processes.request_us, processes.client_us, live, clients.attainment or 0.0)
 
 
@@ -198,7 +202,8 @@ def report(folder: Path, all_runs: Mapping[str, LiveRuns], given: Namespace) -> 
             widths.append(100 * (high - low))
             rows.append(
                 (
-                    *(name, number, run.speed, run.request_us, run.client_us),
+                    *(name, number, run.speed.factor, 100 * run.speed.error / run.speed.factor),
+                    *(run.request_us, run.client_us),
                     *(100 * run.attainment, 100 * run.of_clients, f"{100 * low:.1f}–{100 * high:.1f}", 100 * middle),
                     *(inside[-1], widths[-1]),
                 )
@@ -230,7 +235,7 @@ def report(folder: Path, all_runs: Mapping[str, LiveRuns], given: Namespace) -> 
 
 def main() -> None:
     """Measure and publish."""
-    parser = arguments(__doc__, seconds=30, quick=10)
+    parser = arguments(__doc__, seconds=25, quick=10)
     parser.add_argument("--repeats", type=int, default=5, help="live runs of each model (default 5)")
     parser.add_argument("--only", choices=[*CASES], help="only measure this one, and write no page")
     parser.add_argument("--weights", type=Path, help="the encoder's model.safetensors (default: random weights)")

@@ -71,13 +71,21 @@ def test_the_range_of_a_prediction_is_told_in_words(app: Path) -> None:
 
 
 def test_a_known_speed_scales_a_plan_and_gives_it_a_narrow_range(app: Path) -> None:
-    slow, fast = (
+    slow, fast, unsure = (
         json.loads(CliRunner().invoke(main, ["plan", str(app), "--rate", "50", "--json", "--speed", speed]).stdout)
-        for speed in ("0.8", "1.25")
+        for speed in ("0.8", "1.25", "1.25+-0.05")
     )
     assert slow["predicted_ms"] > 1.2 * fast["predicted_ms"]
     assert 0.97 * fast["predicted_ms"] < fast["predicted_ms_low"] < fast["predicted_ms"] < fast["predicted_ms_high"]
     assert fast["predicted_ms_high"] < 1.03 * fast["predicted_ms"]
+    assert unsure["predicted_ms_high"] > 1.06 * fast["predicted_ms"]
+
+
+@pytest.mark.parametrize("speed", ["fast", "1.2+-x", "0", "1.2+-2"])
+def test_a_speed_is_a_number_with_or_without_its_error(app: Path, speed: str) -> None:
+    refused = CliRunner().invoke(main, ["plan", str(app), "--rate", "50", "--speed", speed])
+    assert refused.exit_code == 2
+    assert "--speed" in refused.stderr
 
 
 def test_a_price_that_nobody_declared_is_told_apart_from_none(app: Path) -> None:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from math import hypot
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
 from sloop.events import WorkerProgressed, WorkerReady
+from sloop.profile.passes import MachineSpeed
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
 from sloop.sim.machine_speed import log_speed
-from sloop.sim.ranges import MODEL_ERROR, REDRAWS, at_speed, attainment_range, speed_factors, worlds_around
+from sloop.sim.ranges import MODEL_ERROR, PLACES, at_speed, attainment_range, speed_factors, worlds_around
 from sloop.sim.scenarios import (
     ScenarioRun,
     chosen_systems,
@@ -348,7 +350,7 @@ def test_a_policy_that_cannot_plan_is_counted_and_warned_of_once(
     assert warning == f"mine: quick: no new plan: ZeroDivisionError: too quick ({run.row.planner_errors} times)"
 
 
-def one_core(rate: float, sizes: list[int] | None = None) -> Scenario:
+def one_core(rate: float, sizes: list[int] | None = None, seconds: float = 20) -> Scenario:
     """One core, a batch of n rows takes 10 + 2n ms; of size 512, where there are sizes, 10 + 8n."""
     latency = {"form": "quadratic", "alpha": 0.0, "beta": 2.0, "gamma": 10.0}
     known = {"sizes": [{"size": 16, "latency_ms": latency}, {"size": 512, "latency_ms": latency | {"beta": 8.0}}]}
@@ -361,22 +363,21 @@ def one_core(rate: float, sizes: list[int] | None = None) -> Scenario:
             "system": "early-drop",
             "cluster": {"nodes": [{"hardware": "custom", "cores": 1, "memory_bytes": 10**9}]},
             "trace": {"kind": "poisson", "rate": rate, **({"sizes": sizes} if sizes else {})},
-            "duration_s": 20,
+            "duration_s": seconds,
         }
     )
 
 
-def test_a_known_speed_leaves_only_what_one_measurement_leaves_open() -> None:
+def test_a_known_speed_leaves_only_what_its_measurement_leaves_open() -> None:
     scenario = one_core(200)
     any_run = replace(scenario, truth=Truth(ServiceTruth(spread=0.2), profile_error=1.25))
-    wide, narrow = (next(run_systems(each, each.systems)).row for each in (any_run, at_speed(scenario, 0.8)))
-    assert narrow.attainment == wide.attainment < 1, "the same machine"
-    assert wide.attainment_low is not None
-    assert wide.attainment_high is not None
-    assert narrow.attainment_low is not None
-    assert narrow.attainment_high is not None
-    assert wide.attainment_low < narrow.attainment_low < narrow.attainment
-    assert narrow.attainment < narrow.attainment_high < wide.attainment_high
+    well, badly = (at_speed(scenario, MachineSpeed(0.8, error)) for error in (0.0, 0.04))
+    rows = [next(run_systems(each, each.systems)).row for each in (any_run, badly, well)]
+    assert len({row.attainment for row in rows}) == 1, "the same machine"
+    widths = [high - low for low, high in map(bounds, rows)]
+    assert widths[0] > widths[1] > widths[2] > 0
+    for low, high in map(bounds, rows):
+        assert low < rows[0].attainment < high
 
 
 @pytest.mark.parametrize("speed", [0.7, 1.0, 1.4])
@@ -385,9 +386,24 @@ def test_the_speed_of_a_log_is_that_of_the_machine_that_it_comes_from(
     tmp_path: Path, speed: float, sizes: list[int] | None
 ) -> None:
     scenario, log = one_core(30, sizes), tmp_path / "run.jsonl"
-    run_scenario(at_speed(scenario, speed), scenario.systems[0], log=log)
-    assert log_speed(log, scenario.deployment) == pytest.approx(speed, rel=0.02)
+    run_scenario(at_speed(scenario, MachineSpeed(speed)), scenario.systems[0], log=log)
+    found = log_speed(log, scenario.deployment)
+    assert found is not None
+    assert found.factor == pytest.approx(speed, rel=0.02)
+    assert 0 < found.error < 0.01 * speed
     assert log_speed(log, load_scenario(SCENARIO).deployment) is None, "a log of other stages"
+
+
+def test_the_error_of_a_speed_is_as_large_as_the_speeds_of_equal_logs_differ(tmp_path: Path) -> None:
+    """The error that logs give, beside how much they truly differ from each other; each is estimated from few."""
+    log, speeds = tmp_path / "run.jsonl", list[MachineSpeed]()
+    for seed in range(24):
+        scenario = replace(one_core(60, seconds=5), seed=seed, truth=Truth(ServiceTruth(shape="exponential")))
+        run_scenario(scenario, scenario.systems[0], log=log)
+        found = log_speed(log, scenario.deployment)
+        assert found is not None
+        speeds.append(found)
+    assert fmean([each.error for each in speeds]) == pytest.approx(stdev([each.factor for each in speeds]), rel=0.35)
 
 
 def test_batches_of_sizes_that_a_profile_does_not_know_say_nothing_of_speed(tmp_path: Path) -> None:
@@ -403,21 +419,25 @@ def test_other_draws_of_durations_have_the_same_requests() -> None:
     def arrivals(each: World) -> list[tuple[int, int]]:
         return [(record.id, now_ns) for now_ns, record in records_of(each) if isinstance(record, Request)]
 
-    assert len(around) == 2 + REDRAWS
+    assert len(around) == len(PLACES)
     assert all(arrivals(each) == arrivals(made) for each in around)
     assert len({tuple(records_of(each)) for each in around}) == len(around)
     assert worlds_around(made) == [], "a profile that was declared has no range"
 
 
 def test_what_averages_out_within_a_run_and_what_does_not() -> None:
-    """Ten times as many draws narrow the part of a range that is theirs, and leave that of the machine's speed."""
-    ends, model = (0.92, 0.83), MODEL_ERROR
-    few, many = ([0.88, *ends, *(0.88 + each for each in draws)] for draws in (SPREAD, [x / 10 for x in SPREAD]))
+    """Durations that vary a tenth as much narrow the part of a range that is theirs, and leave that of the speed."""
+    few, many = (
+        [0.88 - 0.05 * place + each for place, each in zip((0.0, *PLACES), draws, strict=True)]
+        for draws in (SPREAD, [x / 10 for x in SPREAD])
+    )
     (low, high), (narrow_low, narrow_high) = attainment_range(few), attainment_range(many)
-    assert low < narrow_low < 0.88 - hypot(0.05, model)
-    assert 0.88 + hypot(0.04, model) < narrow_high < high
-    assert attainment_range([0.88] * 7) == pytest.approx((0.88 - model, 0.88 + model))
-    assert attainment_range([1.0] * 7) == (1.0 - model, 1.0)
+    line = hypot(0.05, MODEL_ERROR)
+    assert low < narrow_low == pytest.approx(0.88 - line, abs=0.001)
+    assert high > narrow_high == pytest.approx(0.88 + line, abs=0.001)
+    assert attainment_range([0.88] * 7) == pytest.approx((0.88 - MODEL_ERROR, 0.88 + MODEL_ERROR))
+    assert attainment_range([1.0] * 7) == (1.0 - MODEL_ERROR, 1.0)
 
 
-SPREAD = (0.01, -0.01, 0.02, -0.02)
+SPREAD = (0.0, 0.02, -0.01, -0.01, -0.01, -0.01, 0.02)
+"""Beside any straight line through `PLACES`."""

@@ -39,6 +39,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.options import Range
 from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel
 from sloop.profile.model import is_model, row_shapes
+from sloop.profile.passes import MachineSpeed
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
 from sloop.runlog import is_log
@@ -403,11 +404,31 @@ slo_option = click.option(
     help="Deadline of the applications of model files in APP... [default: derived from their profiles].",
 )
 
+class Speed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A `MachineSpeed` as it is printed, such as 0.93+-0.01; without its error, 0.93."""
+
+    name = "speed"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  # text, or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> MachineSpeed:
+        if isinstance(value, MachineSpeed):
+            return value
+        factor, _, error = value.partition("+-")
+        return MachineSpeed(
+            Number(min=0.01, max=100).convert(factor, param, ctx), Number(min=0, max=1).convert(error or "0", param, ctx)
+        )
+
+
 speed_option = click.option(
     "--speed",
-    type=Number(min=0.01, max=100),
-    help="How many times as fast as the profiles say the machine is known to be: the range then leaves out how one "
-    "machine, or hour, differs from another. `sloop simulate LOG` prints it.",
+    type=Speed(),
+    metavar="SPEED[+-ERROR]",
+    help="How many times as fast as the profiles say the machine is known to be, and the standard error of that: the "
+    "range then leaves out how one machine, or hour, differs from another. `sloop simulate LOG` prints it.",
 )
 
 

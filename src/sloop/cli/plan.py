@@ -29,6 +29,7 @@ from sloop.cli.command import (
     with_works,
     works_options,
 )
+from sloop.profile.passes import MachineSpeed
 from sloop.report.tables import Cell, Table
 from sloop.systems.mix import WorkMix
 from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
@@ -83,7 +84,7 @@ def plan(
     name: str | None,
     arrivals: Arrivals,
     slo_ms: float | None,
-    speed: float | None,
+    speed: MachineSpeed | None,
     rows: str | None,
     sizes: str | None,
 ) -> CommandOutput:

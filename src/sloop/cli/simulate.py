@@ -26,7 +26,7 @@ from sloop.cli.command import (
     table,
 )
 from sloop.page.report import runs_page, write_page
-from sloop.profile.passes import range_advice
+from sloop.profile.passes import MachineSpeed, range_advice
 from sloop.report import run_tables
 from sloop.report.sections import ReportedRun, log_run
 from sloop.report.tables import Table
@@ -110,7 +110,7 @@ def simulate(
     names: str | None,
     last_s: float | None,
     seed: int | None,
-    speed: float | None,
+    speed: MachineSpeed | None,
     client_us: float | None,
     log: Path | None,
     recorded: Path | None,
@@ -161,8 +161,9 @@ def simulate(
     if traffic is not None:
         tables = [table(happened(traffic.happened)), *display(labelled, with_nodes=run_tables.nodes_vary(cluster))]
         measured = log_speed(scenario, world.deployment, world.truth.processes)
-        lines += [f"machine of the log: --speed {measured:.3f}"] if measured else []
-        value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s, "speed": measured}
+        lines += [f"machine of the log: --speed {measured}"] if measured else []
+        value = {"runs": rows, "happened": traffic.happened, "from_s": traffic.from_s}
+        value |= {"speed": measured and measured.factor, "speed_error": measured and measured.error}
         return CommandOutput(value, [*tables, *lines])
     if live is None:
         return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])

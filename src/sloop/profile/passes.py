@@ -8,7 +8,7 @@ service replace the measured ones, and the other cells are scaled by the same ra
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -42,6 +42,13 @@ SPEED_SD_MIN: Final = 0.01
 """Lower bound of the relative standard deviation: passes that agree better than 1 % do so by chance."""
 
 
+STUDENT_T_OF_PARTS: Final = 1.78
+"""95 % quantile of Student's t for the parts of a log that the error of a `MachineSpeed` is estimated from, ten at
+least (`sloop.sim.machine_speed`)."""
+NORMAL_95: Final = 1.645
+"""95 % quantile of the normal distribution."""
+
+
 class SpeedRange(Struct, frozen=True):
     """How much the durations of a further run may differ from the profile: factors from `fast` ≤ 1 to `slow` ≥ 1."""
 
@@ -51,11 +58,22 @@ class SpeedRange(Struct, frozen=True):
     """How many passes this was estimated from."""
 
 
-def known_speed_range() -> SpeedRange:
-    """The range of the speed of a further run where a machine's speed was measured once: by how much two measurements
-    of it differ (`SPEED_SD_MIN`), and nothing of how one machine, or hour, differs from another."""
-    width = STUDENT_T[-1] * sqrt(2) * SPEED_SD_MIN
-    return SpeedRange(exp(-width), exp(width), 1)
+class MachineSpeed(Struct, frozen=True):
+    """How many times as fast as the profiles say a machine was measured to be."""
+
+    factor: float
+    error: float = 0.0
+    """The standard error of `factor`."""
+
+    def __str__(self) -> str:
+        return f"{self.factor:.3f}+-{self.error:.3f}"
+
+    @property
+    def range(self) -> SpeedRange:
+        """The range of the speed of nine of ten further runs, which differ from the one where it was measured by its
+        error, and from minute to minute by `SPEED_SD_MIN`."""
+        width = hypot(STUDENT_T_OF_PARTS * self.error / self.factor, NORMAL_95 * SPEED_SD_MIN)
+        return SpeedRange(exp(-width), exp(width), 1)
 
 
 def speed_range(profile: Profile) -> SpeedRange | None:

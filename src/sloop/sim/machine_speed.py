@@ -4,18 +4,25 @@ Batch by batch: what it took, beside what the simulator would have drawn on aver
 same size. What the server's processes took of the cores, and took while the profiles were measured, is left out where
 it is known, because a simulation adds it again. A log of some seconds under load is enough: `sloop serve` writes it,
 `--speed` takes the result.
+
+The speed has an error, since durations vary, and since a machine is slow for seconds at a time. Durations that follow
+each other are therefore not independent, but those of long parts of the log nearly are (the method of batch means; Law
+and Kelton, Simulation Modeling and Analysis). The error follows from how much ten to twenty parts differ.
 """
 
 from collections.abc import Mapping
+from math import sqrt
 from pathlib import Path
+from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from sloop.actions import End, StartBatch
 from sloop.app.application import Deployment
 from sloop.app.scenario import ProcessesTruth
 from sloop.errors import InputError
 from sloop.events import Finished
+from sloop.profile.passes import MachineSpeed
 from sloop.profile.profile import Profile
 from sloop.runlog import Record, read_log
 from sloop.runlog.durations import ANY_GRAPH, BATCHES_MIN, VariantKey
@@ -30,7 +37,11 @@ from sloop.systems.replay import require_all, with_beginning
 from sloop.vocabulary import ALONE, BatchId, Request, RequestId
 
 
-def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | None = None) -> float | None:
+PARTS_MAX: Final = 20
+"""When there are so many parts, each two become one."""
+
+
+def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | None = None) -> MachineSpeed | None:
     """How many times as fast as the profiles say the machine of a log was, over all its batches that had a fixed number
     of cores for themselves, and whose size the profiles know; None if these were fewer than `BATCHES_MIN`, or if the
     log is of other applications. `processes` is what a simulation with this speed will have of them."""
@@ -50,21 +61,52 @@ def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | Non
     if batches.count < BATCHES_MIN:
         return None
     beside_cores = use.rate_rps * (processes.request_us + processes.client_us) / 1e6 if processes is not None else 0.0
-    return batches.expected_ns / (batches.actual_ns - batches.disturbed_ns * beside_cores)
+    return batches.speed(beside_cores)
+
+
+class _PartTimes(Struct):
+    """Sums over consecutive batches."""
+
+    count: int = 0
+    expected_ns: float = 0.0
+    actual_ns: float = 0.0
+    disturbed_ns: float = 0.0
+    """What they would have lost if the server's processes had taken a core all the time."""
+
+    def add(self, other: "_PartTimes") -> None:
+        """Add further batches."""
+        self.count += other.count
+        self.expected_ns += other.expected_ns
+        self.actual_ns += other.actual_ns
+        self.disturbed_ns += other.disturbed_ns
 
 
 class _BatchTimes:
     """A fold: the batches of a log, and what the profiles say that they take."""
 
     def __init__(self, profiles: Mapping[VariantKey, Profile], node_cores: float) -> None:
-        self.count = 0
-        self.expected_ns = self.actual_ns = self.disturbed_ns = 0.0
-        """Also, what they would have lost if the processes had taken a core all the time."""
+        self.parts = [_PartTimes()]
+        """Parts of equally many batches, the last of fewer."""
+        self._per_part = 1
         self._profiles, self._service, self._node_cores = profiles, ServiceSampler(0, profiles), node_cores
         self._state = RunState(ANY_GRAPH)
         self._works: dict[RequestId, tuple[int, int]] = {}
         """Rows and size of requests that brought others than one row of the only size."""
         self._left_out: set[BatchId] = set()
+
+    @property
+    def count(self) -> int:
+        """How many batches there were."""
+        return sum(part.count for part in self.parts)
+
+    def speed(self, beside_cores: float) -> MachineSpeed:
+        """The speed, if the server's processes took so many cores; a ratio estimate."""
+        expected_ns = [part.expected_ns for part in self.parts]
+        actual_ns = [part.actual_ns - beside_cores * part.disturbed_ns for part in self.parts]
+        factor, count = sum(expected_ns) / sum(actual_ns), len(self.parts)
+        off_ns = [expected - factor * actual for expected, actual in zip(expected_ns, actual_ns, strict=True)]
+        error = sqrt(sum(off * off for off in off_ns) * count / (count - 1)) / sum(actual_ns)
+        return MachineSpeed(factor, error)
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record; instants never decrease."""
@@ -100,8 +142,20 @@ class _BatchTimes:
             return
         means_ns = self._service.speed(*key[:2], slot).means_ns
         whole, rest = divmod(order.rows, len(means_ns) - 1)
-        for rows in [len(means_ns) - 1] * whole + [rest] * (rest > 0):
-            self.expected_ns += means_ns[rows] * self._service.size_factor(*key[:2], slot, size, rows)
-        self.actual_ns += now_ns - replica.running_ns
-        self.disturbed_ns += (now_ns - replica.running_ns) * lost(profile.cores_on(slot), self._node_cores)
-        self.count += 1
+        expected_ns = sum(
+            means_ns[rows] * self._service.size_factor(*key[:2], slot, size, rows)
+            for rows in [len(means_ns) - 1] * whole + [rest] * (rest > 0)
+        )
+        taken_ns = now_ns - replica.running_ns
+        lost_ns = taken_ns * lost(profile.cores_on(slot), self._node_cores)
+        self._add(_PartTimes(1, expected_ns, taken_ns, lost_ns))
+
+    def _add(self, batch: _PartTimes) -> None:
+        if self.parts[-1].count == self._per_part:
+            if len(self.parts) == PARTS_MAX:
+                for first, second in zip(self.parts[::2], self.parts[1::2], strict=True):
+                    first.add(second)
+                del self.parts[1::2]
+                self._per_part *= 2
+            self.parts.append(_PartTimes())
+        self.parts[-1].add(batch)

@@ -3,31 +3,32 @@
 Three things make a real run differ, and they are kept apart because they average out differently:
 
 - *Between runs* the machine is faster or slower than in the minutes in which it was measured. All variants are fast or
-  slow together, and no length of a run averages this out. The world is simulated at both ends (`speed_factors`). Who
-  knows the machine's speed has measured it, and of this only the error of one measurement is left (`at_speed`).
-- *Within a run* the durations of batches vary. The world is simulated again with other draws of them, and the same
-  requests: the longer the run, the less its attainment depends on the draws.
+  slow together, and no length of a run averages this out. Who knows the machine's speed has measured it, and of this
+  only the error of that measurement is left (`at_speed`).
+- *Within a run* the durations of batches vary: the longer the run, the less its attainment depends on their draws.
 - The simulator itself is not exact: `MODEL_ERROR`.
 
-They are independent of each other, so their squares add.
+They are independent of each other, so their squares add. The world is simulated again with the same requests, at
+speeds from the fast end to the slow one, each time with other draws of the durations. A straight line through these
+attainments tells both apart: its slope is what the speed does, and what is left beside it are the draws.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import hypot, sqrt
-from statistics import fmean, stdev
+from statistics import linear_regression
 from typing import Final
 
 from sloop.app.scenario import Scenario
-from sloop.profile.passes import known_speed_range, speed_range
+from sloop.profile.passes import MachineSpeed, speed_range
 from sloop.runlog.durations import VariantKey
 from sloop.sim.world import World
 
-REDRAWS: Final = 4
-"""How often a world is simulated again with other draws of durations."""
-STUDENT_T_OF_DRAWS: Final = 2.13
-"""95 % quantile of Student's t for the first run and its redraws: nine of ten further draws lie within ± this many
-standard deviations, times the square root of 1 + 1/n."""
+PLACES: Final = (-1.0, -2 / 3, -1 / 3, 1 / 3, 2 / 3, 1.0)
+"""Where the further worlds are between the fast end and the slow one; their sum is 0."""
+STUDENT_T_OF_DRAWS: Final = 2.02
+"""95 % quantile of Student's t for the residuals of as many worlds and the one in the middle: nine of ten further draws
+lie within ± this many standard deviations, times the square root of 1 + 1/n."""
 MODEL_ERROR: Final = 0.01
 """By how much attainment differs where the durations of a live run are simulated (`python -m benchmarks.agreement`
 measures it): what requests meet beside batches, such as a clock that is late, or a client that is."""
@@ -52,30 +53,33 @@ def speed_factors(world: World) -> tuple[Factors, Factors] | None:
     return (fast, slow) if any(factor != 1.0 for factor in slow.values()) else None
 
 
-def at_speed(scenario: Scenario, speed: float) -> Scenario:
-    """The scenario on a machine that is known to be `speed` times as fast as the profiles say. Its range is then that
-    of a speed that was measured once, instead of that of any run."""
+def at_speed(scenario: Scenario, speed: MachineSpeed) -> Scenario:
+    """The scenario on a machine whose speed was measured."""
     truth = scenario.truth
-    service = replace(truth.service, spread=known_speed_range().slow - 1)
-    return replace(scenario, truth=replace(truth, service=service, profile_error=truth.profile_error / speed))
+    service = replace(truth.service, spread=speed.range.slow - 1)
+    return replace(scenario, truth=replace(truth, service=service, profile_error=truth.profile_error / speed.factor))
 
 
 def worlds_around(world: World) -> list[World]:
-    """The world on a fast and on a slow machine, and with other draws of durations; none if it has no range."""
+    """The world at the speeds of `PLACES`, with other draws of durations; none if it has no range."""
     factors = speed_factors(world)
     if factors is None:
         return []
-    errors = world.all_errors
-    at_ends = [{key: error * own.get(key, 1.0) for key, error in errors.items()} for own in factors]
-    redrawn = [replace(world, draw=draw) for draw in range(1, REDRAWS + 1)]
-    return [*(replace(world, errors=own) for own in at_ends), *redrawn]
+    fast, slow = factors
+    worlds = []
+    for draw, place in enumerate(PLACES, 1):
+        end = slow if place > 0 else fast
+        errors = {key: error * end.get(key, 1.0) ** abs(place) for key, error in world.all_errors.items()}
+        worlds.append(replace(world, errors=errors, draw=draw))
+    return worlds
 
 
 def attainment_range(attainments: Sequence[float]) -> tuple[float, float]:
     """The range of the attainment of further runs, of those of a run and of the worlds around it, in their order."""
-    own, fast, slow, *redrawn = attainments
-    draws = [own, *redrawn]
-    within = STUDENT_T_OF_DRAWS * stdev(draws) * sqrt(1 + 1 / len(draws))
-    low = fmean(draws) - hypot(own - min(own, fast, slow), within, MODEL_ERROR)
-    high = fmean(draws) + hypot(max(own, fast, slow) - own, within, MODEL_ERROR)
-    return max(0.0, min(own, low)), min(1.0, max(own, high))
+    own, places = attainments[0], (0.0, *PLACES)
+    slope, middle = linear_regression(places, attainments)
+    beside = [each - middle - slope * place for place, each in zip(places, attainments, strict=True)]
+    deviation = sqrt(sum(each * each for each in beside) / (len(beside) - 2))
+    within = STUDENT_T_OF_DRAWS * deviation * sqrt(1 + 1 / len(beside))
+    width = hypot(slope, within, MODEL_ERROR)
+    return max(0.0, min(own, middle - width)), min(1.0, max(own, middle + width))

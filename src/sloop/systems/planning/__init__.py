@@ -17,7 +17,7 @@ from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.options import nearest
-from sloop.profile.passes import known_speed_range, range_advice, speed_range
+from sloop.profile.passes import MachineSpeed, range_advice, speed_range
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.systems.mix import ONE_ROW_EACH, WorkMix
 from sloop.systems.planning.infeasibility import unused_kinds
@@ -64,7 +64,7 @@ def explain_plan(
     arrivals: Arrivals = "even",
     *,
     mixes: Mapping[str, WorkMix] = MappingProxyType({}),
-    speed: float | None = None,
+    speed: MachineSpeed | None = None,
     clock: Callable[[], int] | None = None,
     progress: Callable[[float], None] = lambda done: None,
 ) -> PlanReport:
@@ -78,10 +78,10 @@ def explain_plan(
     rates = rates_for(setup, rates_rps)
     setups = [
         each.bringing(mixes_of(each.application, mixes.get(each.application.name, ONE_ROW_EACH)))
-        for each in (setup.applications if speed is None else at_speed(setup.applications, speed))
+        for each in (setup.applications if speed is None else at_speed(setup.applications, speed.factor))
     ]
     prediction = ClusterPrediction(setups, rates, arrivals, clock=clock)
-    return explained(prediction, progress, is_speed_known=speed is not None)
+    return explained(prediction, progress, speed)
 
 
 def at_speed(setups: Iterable[ApplicationSetup], speed: float) -> list[ApplicationSetup]:
@@ -95,14 +95,13 @@ def at_speed(setups: Iterable[ApplicationSetup], speed: float) -> list[Applicati
 def explained(
     prediction: ClusterPrediction,
     progress: Callable[[float], None] = lambda done: None,
-    *,
-    is_speed_known: bool = False,
+    speed: MachineSpeed | None = None,
 ) -> PlanReport:
     """The report of a prediction; see `explain_plan`."""
     applications, reports = list(prediction.applications.values()), list[ApplicationReport]()
     for application in applications:
         progress((1 + len(reports) / len(applications)) / 2)
-        reports.append(_application_report(application, is_speed_known=is_speed_known))
+        reports.append(_application_report(application, speed))
     several = len(reports) > 1
     why = [_named(each, report.why) for each, report in zip(applications, reports, strict=True)]
     together = [shortfall.why for shortfall in prediction.shortfalls if not shortfall.application]
@@ -121,7 +120,7 @@ def explained(
         notes=(
             *(note for each in applications for note in _notes(each)),
             *_mixed_notes(prediction),
-            *(() if is_speed_known else range_advice(profiles)),
+            *(() if speed is not None else range_advice(profiles)),
         ),
         rate_rps=sum(prediction.rates_rps.values()),
         paths=tuple(path for each in applications for path in _paths(each)),
@@ -148,10 +147,10 @@ def _named(application: ApplicationPrediction, text: str) -> str:
     return f"{application.key}: {text}" if len(application.whole.setups) > 1 and text else text
 
 
-def _application_report(application: ApplicationPrediction, *, is_speed_known: bool) -> ApplicationReport:
+def _application_report(application: ApplicationPrediction, speed: MachineSpeed | None) -> ApplicationReport:
     """An application as a whole."""
     setup, plan, timing, then = application.setup, application.plan, application.timing, application.with_one_more
-    low_ms, high_ms = _predicted_range_ms(application, is_speed_known=is_speed_known)
+    low_ms, high_ms = _predicted_range_ms(application, speed)
     shortfalls = application.shortfalls
     why = [plan.why, _own_criterion(application), *(shortfall.why for shortfall in shortfalls)]
     return ApplicationReport(
@@ -278,12 +277,12 @@ def _notes(application: ApplicationPrediction) -> list[str]:
 
 
 def _predicted_range_ms(
-    application: ApplicationPrediction, *, is_speed_known: bool
+    application: ApplicationPrediction, speed: MachineSpeed | None
 ) -> tuple[float | None, float | None]:
     """The prediction for the same plan on a faster and on a slower machine; None without profiles of several passes,
     unless the speed is known."""
     beliefs, timing = application.setup.beliefs, application.timing
-    known = known_speed_range() if is_speed_known else None
+    known = speed.range if speed is not None else None
     ranges = {key: known or speed_range(belief.profile) for key, belief in beliefs.items()}
     if not any(ranges.values()):
         return None, None
