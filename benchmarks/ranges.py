@@ -1,6 +1,6 @@
 """Is the attainment of live runs inside the range that the simulator predicted? With mixed rows and lengths.
 
-    python -m benchmarks.ranges [--repeats 5] [--seconds 25] [--weights model.safetensors]
+    python -m benchmarks.ranges [--repeats 5] [--seconds 20] [--weights model.safetensors]
 
 Two models: a text encoder (benchmarks/encoder.py) under texts of different lengths, 1 to 4 a request, by a system whose
 replica uses what the other processes leave of the cores; and ResNet18 under 1 to 8 images a request, by one whose
@@ -50,7 +50,7 @@ from sloop.workload import trace_from
 from sloop.workload.trace import first_works
 
 PASSES: Final = 2
-CALIBRATION_S: Final = 12.0
+CALIBRATION_S: Final = 10.0
 SETTLED_S: Final = 2.5
 """After this the log of the calibration is on the disk."""
 DRAWN, DRAWN_S = 5_000, 60.0
@@ -68,7 +68,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
         "stage": {"pad": {"ids": 0, "mask": 0}},
         "rows": {"kind": "choice", "values": [1, 2, 4], "weights": [6, 3, 1]},
         "sizes": {"kind": "lognormal", "median": 40, "sigma": 0.8, "most": 512},
-        "profile": ["--sizes", "16,64,128,256,512"],
+        "profile": ["--sizes", "16,64,256,512"],
     },
     "images": {
         "system": {"name": "static", "cores": 2},
@@ -235,7 +235,7 @@ def report(folder: Path, all_runs: Mapping[str, LiveRuns], given: Namespace) -> 
 
 def main() -> None:
     """Measure and publish."""
-    parser = arguments(__doc__, seconds=25, quick=10)
+    parser = arguments(__doc__, seconds=20, quick=10)
     parser.add_argument("--repeats", type=int, default=5, help="live runs of each model (default 5)")
     parser.add_argument("--only", choices=[*CASES], help="only measure this one, and write no page")
     parser.add_argument("--weights", type=Path, help="the encoder's model.safetensors (default: random weights)")
