@@ -438,9 +438,17 @@ def test_every_request_ends_once_and_every_batch_is_one_pass(
     assert stage.monitor.waiting == stage.monitor.running == 0
 
 
+class OnlyFull:
+    """A batch policy that knows nothing of lanes."""
+
+    def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
+        is_full = len(queue.visits) >= device.batch_max
+        return BatchDecision(device.batch_max) if is_full else BatchDecision(wait_until_ns=now_ns + s(60))
+
+
 def test_no_policy_waits_for_a_full_batch_while_as_many_visits_wait_in_other_lanes(sized: None) -> None:
     """Eight visits of eight sizes, which cannot share a pass. With seven, it waits."""
-    for policy in (Timeout(s(1)), Slack(), Adaptive()):
+    for policy in (Timeout(s(1)), Slack(), Adaptive(), OnlyFull()):
         scene = warm(batch_max=8, batch=policy, drop=Never(), order=Fifo())
         visits = [request(id, size=20 + id, slo_ms=5_000) for id in range(8)]
         assert started(arrive(scene, *visits[:7])) == [], policy
@@ -529,7 +537,7 @@ def test_the_work_before_a_visit_is_what_comes_before_it_and_will_not_be_dropped
         least_ms = max(alone_ms, full_ms) if drop == PredictiveDrop("full") else alone_ms
         if drop == Never() or 0.7 * expected_ms + least_ms <= each.deadline_ns / 1e6:
             expected_ms += each.rows * full_ms / 8 / replicas
-    found_ns = stage.drain_ns(0, visit_of(request(99, size=size, slo_ms=slo_ms)), drop)
+    found_ns = stage.until_served_ns(0, visit_of(request(99, size=size, slo_ms=slo_ms)), drop)
     assert found_ns == pytest.approx(ms(expected_ms), abs=len(visits))
 
 

@@ -124,7 +124,7 @@ def test_replicas_on_one_device_serve_together_what_the_law_says() -> None:
     for count, factor in ((1, 1.0), (2, 1.32), (4, 2.4 * 1.7)):
         stage = scene_of(count).application.all_stages[0]
         assert stage.pool.refresh()[0] == pytest.approx(count * 8 / (18e6 * factor))
-        assert stage.times.visit_ns == pytest.approx(18e6 * factor / count / 8, rel=1e-6)
+        assert stage.times.row_ns == pytest.approx(18e6 * factor / count / 8, rel=1e-6)
     silent = scene_of(4, None).application.all_stages[0]
     assert silent.pool.refresh()[0] == pytest.approx(4 * 8 / 18e6)
 

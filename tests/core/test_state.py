@@ -92,12 +92,12 @@ def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() ->
     made.limits.follow(StagePlan("only", (), 4))
     made.refresh()
     assert made.times.startup_ns == s(5), "before any replica is ready, loading one is what there is to wait for, once"
-    assert made.times.visit_ns == round(ms(14) / 4 / 2)
+    assert made.times.row_ns == round(ms(14) / 4 / 2)
     for replica in made.pool.replicas.values():
         made.pool.set_life(replica, Life.READY)
     made.refresh()
     assert made.times.startup_ns == 0
-    assert made.times.visit_ns == round(ms(14) / 4 / 2)
+    assert made.times.row_ns == round(ms(14) / 4 / 2)
 
 
 def test_the_least_time_at_a_stage_is_that_of_its_fastest_ready_replica() -> None:

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from sloop.actions import Action, End, Piece, StartBatch
+from sloop.app.load import load_scenario
 from sloop.app.scenario import Truth
 from sloop.errors import InputError
 from sloop.events import Finished
@@ -436,3 +437,55 @@ def test_true_sizes_are_of_stages_and_at_least_two() -> None:
         world(truth={"sizes": {"other": SIZES}})
     with pytest.raises(InputError, match="sizes ascend"):
         world(truth={"sizes": {"only": SIZES[::-1]}})
+
+
+# Requests that no server would take
+
+ONLY = [{"name": "only", "profile": SIZED}]
+
+
+@pytest.mark.parametrize(
+    ("stages", "limits", "brings", "complaint"),
+    [
+        (
+            [
+                {"name": "detect", "profile": PLAIN},
+                {"name": "read", "profile": PLAIN, "after": "detect", "each": {"of": "detect"}},
+            ],
+            {},
+            {"rows": [1, 2]},
+            r"trace\.rows: a request to strange has one row: the outputs of detect decide where all of it goes",
+        ),
+        (
+            [
+                {"name": "detect", "profile": PLAIN},
+                {"name": "read", "profile": PLAIN, "after": "detect", "when": {"of": "detect", "share": 0.5}},
+            ],
+            {},
+            {"rows": 3},
+            r"trace\.rows: a request to strange has one row",
+        ),
+        (ONLY, {"rows": 4}, {"rows": {"kind": "uniform", "least": 1, "most": 5}}, "5 rows exceed the limit of 4 rows"),
+        (
+            ONLY,
+            {},
+            {"sizes": 2049},
+            "rows of 2,049 elements, where the profile of strange says something of up to 2,048",
+        ),
+    ],
+)
+def test_a_trace_brings_only_what_the_application_takes(
+    stages: list[dict[str, Any]], limits: dict[str, int], brings: dict[str, Any], complaint: str
+) -> None:
+    declared = {
+        "name": "strange",
+        "slo_ms": 500,
+        "stages": stages,
+        "system": {"name": "static", "cores": 1.0},
+        "cluster": {"nodes": [{"hardware": "custom", "cores": 16, "memory_bytes": 10**9}]},
+        "duration_s": 5,
+    }
+    World.from_scenario(load_scenario({**declared, "trace": {"kind": "poisson", "rate": 20}}))
+    limited = {"limits": limits} if limits else {}
+    with pytest.raises(InputError, match=complaint):
+        World.from_scenario(load_scenario({**declared, **limited, "trace": {"kind": "poisson", "rate": 20, **brings}}))

@@ -30,7 +30,7 @@ from sloop.runlog.summary import RunSummary
 from sloop.sim import FlowNetwork, Topology
 from sloop.sim.run import simulate
 from sloop.sim.scenarios import run_scenario
-from sloop.sim.world import Clients, World, faults_of, foretold
+from sloop.sim.world import Clients, World, faults_of, with_known_future
 from sloop.streams import seed_of, stream
 from sloop.systems.planning import explain_plan
 from sloop.systems.setup import set_up
@@ -85,7 +85,6 @@ __all__ = [
     "cut",
     "explain_plan",
     "faults_of",
-    "foretold",
     "generated",
     "kind_of",
     "link_from",
@@ -105,4 +104,5 @@ __all__ = [
     "trace_from",
     "trace_of",
     "trace_of_counts",
+    "with_known_future",
 ]

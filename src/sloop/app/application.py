@@ -13,12 +13,13 @@ from typing import Annotated, Final
 
 from msgspec import structs
 
-from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When
+from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When, declared_name
 from sloop.app.limits import Limits, ServerLimits
 from sloop.options import Range, Value
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.sizes import GRID, SizeClasses
 from sloop.tensor import PadValue
+from sloop.text import listed
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
 
@@ -264,6 +265,17 @@ class Application:
         """The graph of the stages. InputError for contradictory edges, see `app.graph.scopes_of`."""
         steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry, s.inputs) for s in self.order]
         return Graph(steps, self.declared_paths, self.slo_ns, self.outputs)
+
+    @property
+    def one_row_why(self) -> str:
+        """Why a request has one row; empty if it may have several."""
+        deciding = listed([declared_name(name) for name in self.graph.deciding])
+        return f"the outputs of {deciding} decide where all of it goes, so rows are not split there" if deciding else ""
+
+    @property
+    def size_max(self) -> int:
+        """The largest size of a row of its requests; 0 for no limit."""
+        return min((most for name in self.graph.entries if (most := self.by_name[name].size_max)), default=0)
 
     @property
     def paths(self) -> tuple[Path, ...]:

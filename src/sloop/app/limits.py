@@ -23,6 +23,9 @@ from sloop.options import (
 
 ROWS_MOST: Final = 2**31 - 1
 """The largest number of rows: that of a dimension in the protocols."""
+ROWS_MAX: Final = 1024
+"""The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, which take
+an ordinary model seconds on a core: a larger request would hardly meet its own deadline."""
 REQUESTS_MAX: Final = 16_384
 BODIES_BYTES_MAX: Final = 2**30
 LOG_BYTES_MIN: Final = 2**20
@@ -39,7 +42,7 @@ class Limits:
     """Bodies of open requests, in bytes."""
     rows: Annotated[int, Range(least=0, most=ROWS_MOST)] = 0
     """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
-    `ROWS_MAX` of `sloop.serve.control.versions`."""
+    `ROWS_MAX`."""
     worker_bytes: NonNegativeInt = 0
     """The memory of one worker; in a deployment, for each application that says nothing. 0: what follows from its
     profile (`sloop.serve.worker_memory`)."""

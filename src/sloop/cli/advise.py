@@ -34,6 +34,7 @@ from sloop.cli.command import (
     code_notes,
     command,
     has_traces,
+    mix_of,
     progress,
     rates_by_name,
     table,
@@ -41,7 +42,7 @@ from sloop.cli.command import (
     with_works,
     works_options,
 )
-from sloop.cli.plan import CODE_NOTE, RATE_MAX, WORKS
+from sloop.cli.plan import CODE_NOTE, RATE_MAX
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.model import is_model
@@ -54,7 +55,6 @@ from sloop.sim.advice import Question, first_rps, mean_rps
 from sloop.sim.world import World
 from sloop.streams import seed_of
 from sloop.systems import build_system
-from sloop.systems.mix import WorkMix
 from sloop.systems.planning.advice import (
     AdviceReport,
     AdvisedChoice,
@@ -65,7 +65,6 @@ from sloop.systems.planning.advice import (
 )
 from sloop.text import counted, listed, number
 from sloop.workload import Trace, trace_from
-from sloop.workload.trace import first_works
 
 EXAMPLE = """
 sloop advise resnet50-V100 bert-V100 --slo-ms 300 --rate resnet50-V100=300 --rate bert-V100=60
@@ -195,7 +194,7 @@ def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
         choices or usual_systems(deployment, kinds),
         {name: mean_rps(trace) for name, trace in traces.items()},
         {name: first_rps(trace) for name, trace in traces.items()},
-        {name: WorkMix.of(first_works(trace, WORKS)) for name, trace in traces.items()},
+        {name: mix_of(trace, deployment.by_name[name]) for name, trace in traces.items()},
     )
     asked = Question(fleets, traces, options["attainment"], seed, left_out=left_out, notes=notes)
     if scenario is None:

@@ -12,7 +12,6 @@ import click
 from rich.console import RenderableType
 
 from sloop.app.application import Application, Deployment, Stage, Variant
-from sloop.app.graph import declared_name
 from sloop.app.limits import Limits
 from sloop.app.load import is_model_application
 from sloop.cli.command import (
@@ -319,9 +318,8 @@ def _tensors(application: Application, signature: Signature | None) -> list[str]
     its `after`; and whether it may have several rows."""
     lines = [] if signature is None else [tensors_line(application.name, signature)]
     first = [stage.name for stage in application.order if not stage.after]
-    if deciding := [declared_name(name) for name in application.graph.deciding]:
-        why = f"the outputs of {listed(deciding)} decide where all of it goes, so rows are not split there"
-        lines.append(f"{application.name}: a request has one row: {why}")
+    if application.one_row_why:
+        lines.append(f"{application.name}: a request has one row: {application.one_row_why}")
     return lines + ([f"{len(first)} stages get the client's request: {', '.join(first)}"] if len(first) > 1 else [])
 
 

@@ -47,6 +47,7 @@ from sloop.serve.copies import ExaminedModels, ModelCopy
 from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
 from sloop.systems import build_system
+from sloop.systems.mix import WorkMix, refusal_of
 from sloop.systems.system import is_system_file
 from sloop.tensor import Port, Signature
 from sloop.text import counted, listed
@@ -54,7 +55,7 @@ from sloop.units import s
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
 from sloop.workload.sizes import ROWS, SIZES, Numbers, drawn, numbers_from
-from sloop.workload.trace import Trace, cut
+from sloop.workload.trace import Trace, cut, first_works
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
@@ -335,6 +336,14 @@ def with_works(trace: Trace, rows: str | None, sizes: str | None, *, seed: int) 
     return drawn(trace, seed=seed, rows=_numbers(rows, "--rows", ROWS), sizes=_numbers(sizes, "--sizes", SIZES))
 
 
+def mix_of(trace: Trace, application: Application) -> WorkMix:
+    """What the first `WORKS` requests of a trace bring on average. InputError if a server would refuse some of them."""
+    works = first_works(trace, WORKS)
+    if (refused := refusal_of(works, application)) is not None:
+        raise InputError(refused.what, where=f"--{refused.key}", help=refused.help)
+    return WorkMix.of(works)
+
+
 def _numbers(text: str | None, option: str, limits: Range) -> Numbers | None:
     return None if text is None else numbers_from(parse_yaml(text, option), limits, Path())
 
@@ -398,11 +407,15 @@ class Number(click.FloatRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 
+WORKS: Final = 10_000
+"""The rows and sizes of the first so many requests of a trace make the mean that is planned for."""
+
 slo_option = click.option(
     "--slo-ms",
     type=Number(min=0, min_open=True, max=SLO_MS_MAX),
     help="Deadline of the applications of model files in APP... [default: derived from their profiles].",
 )
+
 
 class Speed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """A `MachineSpeed` as it is printed, such as 0.93+-0.01; without its error, 0.93."""
@@ -419,7 +432,8 @@ class Speed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             return value
         factor, _, error = value.partition("+-")
         return MachineSpeed(
-            Number(min=0.01, max=100).convert(factor, param, ctx), Number(min=0, max=1).convert(error or "0", param, ctx)
+            Number(min=0.01, max=100).convert(factor, param, ctx),
+            Number(min=0, max=1).convert(error or "0", param, ctx),
         )
 
 

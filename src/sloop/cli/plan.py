@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from sloop.app.application import Deployment
 from sloop.cli.command import (
+    WORKS,
     AppPath,
     CommandOutput,
     Rate,
@@ -19,6 +20,7 @@ from sloop.cli.command import (
     command,
     has_traces,
     loaded,
+    mix_of,
     progress,
     rates_by_name,
     slo_option,
@@ -37,7 +39,6 @@ from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
 from sloop.units import s
 from sloop.workload.generate import Equal, generated
-from sloop.workload.trace import first_works
 
 PATHS_MAX: Final = 12
 """The most paths in the printed table; `--json` has all."""
@@ -57,8 +58,6 @@ is started or measured, and nothing is written: the system's policies compute th
 rates, and the profiles predict their latencies. The exit code is 0 even if a plan is not feasible; `sloop check` then
 returns 1. {CODE_NOTE}"""
 RATE_MAX: Final = 1e7
-WORKS: Final = 10_000
-"""The rows and sizes of the first so many requests of a trace make the mean that is planned for."""
 RATE_HELP: Final = "Requests per second: R for each application, or NAME=R for one (may be repeated)."
 arrivals_option = click.option(
     "--arrivals",
@@ -117,7 +116,7 @@ def _mixes(
     found: dict[str, WorkMix] = {}
     for each in deployment.applications:
         trace = trace_at(str(apps[0]), seed=0, duration_s=None, application=each.name) if is_scenario else ordinary
-        found[each.name] = WorkMix.of(first_works(with_works(trace, rows, sizes, seed=0), WORKS))
+        found[each.name] = mix_of(with_works(trace, rows, sizes, seed=0), each)
     return found
 
 

@@ -98,11 +98,6 @@ class AssumedQueue(Struct, frozen=True, gc=False):
         """As in `QueueView`: no others wait."""
         return len(self.visits)
 
-    @property
-    def largest(self) -> int:
-        """As in `QueueView`."""
-        return len(self.visits)
-
 
 class AssumedDevice(Struct, frozen=True, gc=False):
     """A `BatchDevice` on which nothing runs, unless said otherwise: for predictions and tests."""

@@ -59,6 +59,20 @@ SHUTDOWN_RETRY_NS = s(1)
 smallest."""
 
 
+class _Hopeless:
+    """What a scan of a queue has found."""
+
+    __slots__ = ("ended", "hopeless", "kept")
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+        """The indices of visits whose request has ended."""
+        self.hopeless: list[tuple[int, Visit, int]] = []
+        """The index, the visit, and the believed time that it would take at least."""
+        self.kept = 0
+        """How many others there were."""
+
+
 class DataPath:
     """Moves the requests of one application through queues and batches. In all methods, `out` collects the actions.
 
@@ -108,9 +122,9 @@ class DataPath:
             queued = stage.monitor.waiting
             if stage.queue.is_mixed:
                 visit = Visit(request, stage.name, now_ns, patient.deadline_ns, 0, 0, 0, request.rows, request.size)
-                drain_ns = stage.drain_ns(now_ns, visit, self._drop)
+                drain_ns = stage.until_served_ns(now_ns, visit, self._drop)
             else:
-                drain_ns = stage.times.startup_ns + queued * stage.times.visit_ns
+                drain_ns = stage.times.startup_ns + queued * stage.times.row_ns
             retry_ns = self._retry_after_ns(now_ns, patient, queued, drain_ns)
             if retry_ns:
                 if self._state.is_waking:
@@ -279,7 +293,7 @@ class DataPath:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests
                 ):
-                    self._prune(now_ns, stage, queue, limit, rate, "", out, is_idle=True)
+                    self._prune(now_ns, stage, queue, limit, rate, out)
                     if not visits:
                         return pool.end_round(aside)
                     break
@@ -332,7 +346,7 @@ class DataPath:
             waiting = len(queue.visits)
             replica = pool.idle[self._choose(now_ns, pool.idle, pool.last) if len(pool.idle) > 1 else 0]
             rate = replica.service_rate.at(lane.size, stage.limits)
-            self._prune(now_ns, stage, lane, rate.batch_max, rate, "", out, is_idle=True)
+            self._prune(now_ns, stage, lane, rate.batch_max, rate, out)
             if len(queue.visits) < waiting:  # another lane may come first now
                 lanes, is_due_known = queue.in_order(asked), False
                 continue
@@ -341,6 +355,8 @@ class DataPath:
                 is_due_known = True
             costs_ns = self._costs_beside(replica, rate) if rate.is_shared else rate.costs_ns
             limit, costs_ns = fitting(lane.visits, rate.batch_max, costs_ns)
+            if not queue.fills(limit):
+                limit = len(lane.visits)
             if lane.visits[0].group:
                 decision = BatchDecision(group_size(lane.visits, limit))
             else:
@@ -416,7 +432,8 @@ class DataPath:
         if self._state.woken and self._state.is_waking:
             self._end_patience(now_ns, stage, out)
         queue = stage.queue
-        self._prune(now_ns, stage, queue, len(queue.visits), None, "no replica was free", out)
+        found = self._look_for_hopeless(now_ns, stage, queue, len(queue.visits))
+        self._remove(now_ns, stage, queue, found, "no replica was free", out)
         earliest_ns = FOREVER_NS
         for visit in queue.visits:
             earliest_ns = min(earliest_ns, next_look_ns(now_ns, visit))
@@ -436,50 +453,52 @@ class DataPath:
                 self._drop_visit(now_ns, visit, 0, "", out)
 
     def _prune(
-        self,
-        now_ns: int,
-        stage: StageState,
-        queue: Queue | Lane,
-        keep: int,
-        rate: ServiceRate | None,
-        why: str,
-        out: list[Action],
-        *,
-        is_idle: bool = False,
+        self, now_ns: int, stage: StageState, queue: Queue | Lane, keep: int, rate: ServiceRate, out: list[Action]
     ) -> None:
-        """Scan the queue from its head until `keep` visits stay. Drop visits that are hopeless at this `rate`. Without
-        a rate, drop those that have too little time even for the later stages. Remove visits whose request has already
-        ended. If a replica is idle and all are hopeless, the request of the newest one may be tried (`_may_try`): then
-        its visits stay, each to run in a batch of its own."""
-        is_hopeless = self._is_hopeless
+        """A replica with this `rate` is idle: drop hopeless visits until the first `keep` ones are not. If all are
+        hopeless, the request of the newest one may be tried (`_may_try`): then its visits stay, each to run in a batch
+        of its own."""
+        found = self._look_for_hopeless(now_ns, stage, queue, keep, rate)
+        if found.hopeless and not found.kept and self._may_try(now_ns, stage, queue):
+            tried = found.hopeless[-1][1].request.id
+            for _, visit, _ in found.hopeless:
+                if visit.request.id == tried:
+                    stage.queue.set_apart(visit)
+            found.hopeless = [each for each in found.hopeless if each[1].request.id != tried]
+        self._remove(now_ns, stage, queue, found, "", out)
+
+    def _look_for_hopeless(
+        self, now_ns: int, stage: StageState, queue: Queue | Lane, keep: int, rate: ServiceRate | None = None
+    ) -> "_Hopeless":
+        """Scan the queue from its head until `keep` visits stay. Without a rate, visits are hopeless that have too
+        little time even for the later stages."""
+        is_hopeless, found = self._is_hopeless, _Hopeless()
         alone_ns, full_ns = queue.remaining_ns, queue.remaining_full_ns
         if rate is not None:
             alone_ns, full_ns = alone_ns + rate.least_alone_ns, full_ns + rate.least_full_ns
-        removed, hopeless, kept = list[int](), list[tuple[int, Visit, int]](), 0
         for index, visit in enumerate(queue.visits):
             least_ns, most_ns = alone_ns, full_ns
             if visit.rows != 1 and rate is not None:
                 least_ns = rate.least_ns(stage.rows_left(visit)) + queue.remaining_ns
                 most_ns = max(full_ns, least_ns)
             if self._has_ended(stage, visit):
-                removed.append(index)
+                found.ended.append(index)
             elif is_hopeless(now_ns, visit, least_ns, most_ns):
-                hopeless.append((index, visit, least_ns))
+                found.hopeless.append((index, visit, least_ns))
             else:
-                kept += 1
-                if kept == keep:
+                found.kept += 1
+                if found.kept == keep:
                     break
-        tried = None
-        if is_idle and hopeless and not kept and self._may_try(now_ns, stage, queue):
-            tried = hopeless[-1][1].request.id
-        for index, visit, least_ns in hopeless:
-            if visit.request.id == tried:
-                stage.queue.set_apart(visit)
-                continue
-            removed.append(index)
+        return found
+
+    def _remove(
+        self, now_ns: int, stage: StageState, queue: Queue | Lane, found: "_Hopeless", why: str, out: list[Action]
+    ) -> None:
+        """Remove what a scan has found, and drop the hopeless ones."""
+        for _, visit, least_ns in found.hopeless:
             if not self._has_ended(stage, visit):  # with another of its visits
                 self._drop_visit(now_ns, visit, least_ns, why, out)
-        removed.sort()
+        removed = sorted([*found.ended, *(index for index, _, _ in found.hopeless)])
         stage.monitor.queue(now_ns, -sum([queue.visits[index].rows for index in removed]))
         queue.remove(removed)
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from sloop.core.protocols import Order
-from sloop.core.queue import Queue
+from sloop.core.queue import Queue, remove_at
 from sloop.transient import Cache, Transient
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import Visit
@@ -47,10 +47,6 @@ class Lane:
     @property
     def waiting(self) -> int:
         return len(self._queue.visits)
-
-    @property
-    def largest(self) -> int:
-        return max(len(lane.visits) for lane in self._queue.lanes.by_key.values())
 
     @property
     def others_due_ns(self) -> int:
@@ -138,6 +134,10 @@ class MixedQueue(Queue):
             lanes.fill(self.visits)
         return lanes
 
+    def fills(self, limit: int) -> bool:
+        """Whether a lane has so many visits, or may yet, because not as many wait in all lanes."""
+        return len(self.visits) < limit or any(len(lane.visits) >= limit for lane in self.lanes.by_key.values())
+
     def in_order(self, without: Collection[LaneKey] = ()) -> Iterator[Lane]:
         """The lanes in the order of their first visits, but for some; those of the first `LOOKED_AT` visits. Valid
         until the queue changes."""
@@ -189,8 +189,8 @@ class MixedQueue(Queue):
             last = index
             positions.append(position)
         super().remove(positions)
-        for index, position in zip(reversed(indices), reversed(positions), strict=True):
-            del lanes.of[position], lane.visits[index]
+        remove_at(lanes.of, positions)
+        remove_at(lane.visits, indices)
         if not lane.visits:
             del lanes.by_key[lane.key]
 

@@ -2,10 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sloop.core.protocols import Order
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import RequestId, Visit
+
+Item = TypeVar("Item")
 
 FIRST_KEY = -(1 << 63)
 """The key of visits that are tried again: before all others, as they were when their first batch began."""
@@ -43,8 +46,6 @@ class Queue:
     def waiting(self) -> int:
         """As in `QueueView`. Without lanes, all visits can run together."""
         return len(self.visits)
-
-    largest = waiting
 
     def push(self, now_ns: int, visit: Visit) -> None:
         """Insert a visit at its place."""
@@ -101,13 +102,9 @@ class Queue:
         return taken
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Remove the visits at these ascending indices, in one pass: one request may have a thousand parts."""
-        if not indices:
-            return
-        first, end, removed = indices[0], indices[-1] + 1, set(indices)
-        stay = [index for index in range(first, end) if index not in removed]
-        self.visits[first:end] = [self.visits[index] for index in stay]
-        self.keys[first:end] = [self.keys[index] for index in stay]
+        """Remove the visits at these ascending indices."""
+        remove_at(self.visits, indices)
+        remove_at(self.keys, indices)
         if not self.visits:
             self.sweep_ns = FOREVER_NS
 
@@ -117,6 +114,13 @@ class Queue:
         rows = sum(self.visits[index].rows for index in found)
         self.remove(found)
         return rows
+
+
+def remove_at(items: list[Item], indices: Sequence[int]) -> None:
+    """Remove the items at these ascending indices, in one pass: one request may have a thousand parts."""
+    if indices:
+        first, end, removed = indices[0], indices[-1] + 1, set(indices)
+        items[first:end] = [items[index] for index in range(first, end) if index not in removed]
 
 
 def rows_of(visits: Sequence[Visit]) -> int:

@@ -111,9 +111,9 @@ class TimeEstimates:
 
     startup_ns: int = 0
     """Time until the first replica is ready; 0 if a replica is ready."""
-    visit_ns: int = 0
+    row_ns: int = 0
     """Time that each waiting row adds to the drain time of the queue; 0 if unknown. Not used if the queue is mixed
-    (`StageState.drain_ns`)."""
+    (`StageState.until_served_ns`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -196,10 +196,10 @@ class StageState:
         ready, starting = self.pool.refresh()
         self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
         capacity = ready or starting
-        self.times.visit_ns = round(1 / capacity) if capacity else 0
+        self.times.row_ns = round(1 / capacity) if capacity else 0
         self.drain_times.forget()
 
-    def drain_ns(self, now_ns: int, visit: Visit, drop: Drop) -> int:
+    def until_served_ns(self, now_ns: int, visit: Visit, drop: Drop) -> int:
         """Believed time until a visit has been served that enters the mixed queue now (`Admit`): after what comes
         before it, but for what the drop policy will find hopeless when its turn comes. The visit's own time counts only
         if it is known, because rows of its size have run lately."""

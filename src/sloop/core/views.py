@@ -320,11 +320,6 @@ class QueueView(Protocol):
         ...
 
     @property
-    def largest(self) -> int:
-        """How many visits the largest lane has: the most that can share a pass."""
-        ...
-
-    @property
     def wait_ns(self) -> int:
         """How long the current plan allows to wait for a full batch."""
         ...
@@ -352,7 +347,8 @@ class BatchDevice(Protocol):
 
     @property
     def batch_max(self) -> int:
-        """The largest batch allowed on the replica, in visits; at least 1."""
+        """The largest batch allowed on the replica, in visits; at least 1. If as many visits wait, but no lane fills
+        it, it is all visits of this lane: with many lanes, none might ever fill one."""
         ...
 
     @property

@@ -1,10 +1,6 @@
 """Batch: how many of the waiting visits to run now on an idle replica, or until when to wait for more.
 
 Each class is one policy; none uses another. `core.protocols.Batch` describes the arguments of `decide`.
-
-Visits of different lanes cannot share a pass (`QueueView`). A policy that waits for a full batch starts a smaller one
-if as many visits wait as a full one has, and no lane fills one: with many lanes, none might ever, and the replica would
-be idle.
 """
 
 from bisect import bisect_right
@@ -57,9 +53,20 @@ GUARD_NS: Final = ms(20)
 """What `Slack` leaves for transport and for the error of the believed cost."""
 
 
-def _is_full(queue: QueueView, limit: int) -> bool:
-    """Whether no more visits are awaited: a batch is full, or enough wait for one, but no lane has so many."""
-    return len(queue.visits) >= limit or queue.waiting >= limit > queue.largest
+def _full(queue: QueueView, device: BatchDevice) -> BatchDecision | None:
+    """A full batch; None if too few visits wait."""
+    return BatchDecision(device.batch_max) if len(queue.visits) >= device.batch_max else None
+
+
+def _oldest_ns(visits: Sequence[Visit]) -> int:
+    """When the first of these visits arrived at the stage."""
+    return min(visit.arrived_ns for visit in visits)
+
+
+def _latest_ns(queue: QueueView, device: BatchDevice) -> int:
+    """When a full batch must start, so that all that wait are in time."""
+    earliest_ns = min(visit.deadline_ns for visit in queue.visits)
+    return earliest_ns - queue.remaining_ns - device.costs_ns[device.batch_max]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,8 @@ class Timeout:
     wait_ns: NonNegativeInt = s(1)
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
-        visits, limit = queue.visits, device.batch_max
-        if _is_full(queue, limit):
-            return BatchDecision(min(len(visits), limit))
-        return start_or_wait(now_ns, len(visits), min(visit.arrived_ns for visit in visits) + self.wait_ns)
+        visits = queue.visits
+        return _full(queue, device) or start_or_wait(now_ns, len(visits), _oldest_ns(visits) + self.wait_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,10 @@ class Full:
     """A batch waits at most this many times the plan's waiting time."""
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
-        visits, limit = queue.visits, device.batch_max
-        if _is_full(queue, limit):
-            return BatchDecision(min(len(visits), limit))
-        latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
-        patient_ns = min(visit.arrived_ns for visit in visits) + round(self.patience * queue.wait_ns)
-        return start_or_wait(now_ns, len(visits), min(patient_ns, latest_ns))
+        visits, patience_ns = queue.visits, round(self.patience * queue.wait_ns)
+        return _full(queue, device) or start_or_wait(
+            now_ns, len(visits), min(_oldest_ns(visits) + patience_ns, _latest_ns(queue, device))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,7 @@ class Slack:
     """
 
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
-        visits, limit = queue.visits, device.batch_max
-        if _is_full(queue, limit):
-            return BatchDecision(min(len(visits), limit))
-        latest_ns = min(visit.deadline_ns for visit in visits) - queue.remaining_ns - device.costs_ns[limit]
-        return start_or_wait(now_ns, len(visits), latest_ns - GUARD_NS)
+        return _full(queue, device) or start_or_wait(now_ns, len(queue.visits), _latest_ns(queue, device) - GUARD_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class Adaptive:
         if count <= limit and due_ns + costs_ns[count] <= head.deadline_ns:
             sent_ns, slo_ns = head.request.sent_ns, head.deadline_ns - head.request.sent_ns
             taken_ns = due_ns + costs_ns[count] - sent_ns
-            if _is_full(queue, limit) or taken_ns * (count + 1) > slo_ns * count:
+            if count == limit or taken_ns * (count + 1) > slo_ns * count:
                 return BatchDecision(count)
             full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - queue.remaining_ns + 1
             return BatchDecision(wait_until_ns=full_ns)

@@ -29,7 +29,7 @@ from sloop.runlog.summary import RunRow
 from sloop.sim.run import simulate
 from sloop.sim.scenarios import CHECK_FIRST, summary_of
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates
-from sloop.sim.world import AS_DECLARED, Clients, World, foretold
+from sloop.sim.world import AS_DECLARED, Clients, World, with_known_future
 from sloop.solvers.frontier import PricedWorth, cannot_be_better, cheapest, frontier
 from sloop.systems.planning import explained
 from sloop.systems.planning.advice import (
@@ -118,7 +118,7 @@ class Question:
         """The world of one choice; all have the same requests and seed."""
         return World(
             seed=self.seed,
-            deployment=foretold(self.fleets.deployed(candidate), self.clients),
+            deployment=with_known_future(self.fleets.deployed(candidate), self.clients),
             clients=self.clients,
             duration_ns=self.duration_ns,
             truth=self.truth,

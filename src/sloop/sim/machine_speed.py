@@ -36,7 +36,6 @@ from sloop.sim.world import profiles_of
 from sloop.systems.replay import require_all, with_beginning
 from sloop.vocabulary import ALONE, BatchId, Request, RequestId
 
-
 PARTS_MAX: Final = 20
 """When there are so many parts, each two become one."""
 

@@ -48,6 +48,7 @@ from sloop.sim.truth.sharing import ProcessesWork, SharingTruth, alone
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems import build_system
+from sloop.systems.mix import refusal_of
 from sloop.systems.registry import POLICIES
 from sloop.systems.replay import classes_in, require_all, with_beginning
 from sloop.systems.setup import (
@@ -62,7 +63,10 @@ from sloop.systems.setup import (
 from sloop.text import listed
 from sloop.units import ms, to_s
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
+from sloop.workload.trace import first_works
 
+CHECKED_REQUESTS: Final = 10_000
+"""So many requests of a trace are looked at for what an application cannot serve."""
 AS_DECLARED: Final = Truth()
 """The truth of a scenario without a `truth` section."""
 
@@ -152,7 +156,7 @@ class World:
         Raises InputError if a trace or a link cannot be read.
         """
         choice, clients = choice or scenario.systems[0], _clients(scenario)
-        deployment, truth = foretold(scenario.deployment.under(choice), clients), scenario.truth
+        deployment, truth = with_known_future(scenario.deployment.under(choice), clients), scenario.truth
         return cls(
             seed=scenario.seed,
             deployment=deployment,
@@ -574,12 +578,18 @@ def _clients(scenario: Scenario) -> dict[str, Clients]:
         duration_s = scenario.duration_s - to_s(begins_ns[name])
         trace = scenario.traces[name]
         if not isinstance(trace, Trace):
-            trace = trace_from(scenario.declared_trace(name), seed=seed, duration_s=duration_s, folder=folder)
+            declared = scenario.declared_trace(name)
+            trace = trace_from(declared, seed=seed, duration_s=duration_s, folder=folder)
+            served = scenario.deployment.by_name.get(name) or next(
+                change.deploy for change in scenario.changes if change.deploy is not None and change.deploy.name == name
+            )
+            if (refused := refusal_of(first_works(trace, CHECKED_REQUESTS), served)) is not None:
+                declared.mapping().get(refused.key, declared).fail(refused.what, refused.help)
         found[name] = Clients(trace, _link(scenario, seed, folder), begins_ns=begins_ns[name])
     return found
 
 
-def foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployment:
+def with_known_future(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployment:
     """The deployment, in which every forecast that knows the future gets the requests of its application, unless they
     are declared. They are parameters of the system, so that they are in the log and a replay has them."""
     applications = []

@@ -57,7 +57,7 @@ from sloop.sim.checkers import Checkers, Violation
 from sloop.sim.engine import RunTotals
 from sloop.sim.run import rules_of, simulate
 from sloop.sim.truth.failure import FaultRates
-from sloop.sim.world import Clients, World, foretold
+from sloop.sim.world import Clients, World, with_known_future
 from sloop.streams import stream
 from sloop.systems import build_system
 from sloop.systems.replay import replay_log
@@ -408,7 +408,7 @@ def world_around(deployment: Deployment, rates_rps: Mapping[str, float], seed: i
         clients[each.name] = Clients(trace, link, slos_ns)
     world = World(
         seed=seed,
-        deployment=foretold(deployment, clients),
+        deployment=with_known_future(deployment, clients),
         clients=clients,
         duration_ns=s(duration_s),
         truth=replace(

@@ -3,8 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
+from sloop.app.application import Application
+from sloop.app.limits import ROWS_MAX
 from sloop.profile.estimate import Estimate
 from sloop.profile.size_law import NO_LESSONS, ClassLesson, SizeLessons
 from sloop.workload import Work
@@ -50,3 +53,29 @@ class WorkMix:
 
 ONE_ROW_EACH: Final = WorkMix()
 """What ordinary requests bring."""
+
+
+class RefusedWork(NamedTuple):
+    """Why a server would refuse requests."""
+
+    key: str
+    """Where users say what requests bring: `rows` or `sizes`."""
+    what: str
+    help: str
+
+
+def refusal_of(works: Sequence[Work], application: Application) -> RefusedWork | None:
+    """Why a server would refuse some of the requests that bring these: they have more rows than they may have, or rows
+    so large that the profiles say nothing of them. None if it takes all."""
+    rows, size = (max(map(attrgetter(each), works), default=0) for each in ("rows", "size"))
+    if rows > 1 and application.one_row_why:
+        what = f"a request to {application.name} has one row: {application.one_row_why}"
+        return RefusedWork("rows", what, "say nothing of rows, or 1")
+    most, known = application.limits.rows or ROWS_MAX, application.size_max
+    if rows > most:
+        what = f"{rows} rows exceed the limit of {most} rows per request to {application.name}"
+        return RefusedWork("rows", what, "send fewer, or raise `limits: {rows: N}` of the application")
+    if known and size > known:
+        what = f"rows of {size:,} elements, where the profile of {application.name} says something of up to {known:,}"
+        return RefusedWork("sizes", what, "send smaller ones, or let `sloop profile MODEL --sizes` measure larger ones")
+    return None

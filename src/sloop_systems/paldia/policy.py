@@ -473,7 +473,7 @@ class Hybrid(RememberingBatch):
         """See `RememberingBatch`. The next batch of the split, if it may run beside those that run on the device."""
         key, splits = (*device.key, queue.stage), dict(memory or ())
         busy = sum(batch.stage == queue.stage for batch in device.running)
-        waiting = len(queue.visits)
+        waiting = queue.waiting
         split = splits.get(key)
         if split is not None:
             split = splits[key] = split.shrunk(waiting)
@@ -487,7 +487,8 @@ class Hybrid(RememberingBatch):
                 splits[key] = split
             return BatchDecision(0), tuple(splits.items())
         count, splits[key] = split.next(now_ns)
-        return BatchDecision(min(count, waiting, device.batch_max)), tuple(splits.items())  # fewer if some were dropped
+        # Fewer if some were dropped, or if rows of several sizes wait, of which only those of one share a pass.
+        return BatchDecision(min(count, len(queue.visits), device.batch_max)), tuple(splits.items())
 
     def _split(self, device: BatchDevice, waiting: int, idle: int, busy: int) -> GroupSplit:
         """A split of the requests that wait now."""

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from sloop.app.application import Application
 from sloop.app.graph import declared_name
-from sloop.app.limits import Limits
+from sloop.app.limits import ROWS_MAX, Limits
 from sloop.machine import capacity
 from sloop.serve.control.checks import check_live, check_weights
 from sloop.serve.control.servables import Models
@@ -21,9 +21,6 @@ from sloop.systems.setup import (
     ApplicationSetup,
 )
 
-ROWS_MAX: Final = 1024
-"""The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, which take
-an ordinary model seconds on a core: a larger request would hardly meet its own deadline."""
 LABELS_BYTES_MAX: Final = 2**20
 
 
@@ -43,8 +40,7 @@ def served_version(application: Application, models: Models, rows: int) -> Serve
     signatures = {key: model.signature for key, model in models.items()}
     whole = {stage for (stage, _), model in models.items() if model.obstacle}
     wiring = wire(application.graph, signatures, rows_max=rows, whole=whole, where=application.file)
-    most = [size for name in application.graph.entries if (size := application.by_name[name].size_max)]
-    wiring = replace(wiring, signature=structs.replace(wiring.signature, size_max=min(most, default=0)))
+    wiring = replace(wiring, signature=structs.replace(wiring.signature, size_max=application.size_max))
     labels = labels_of(application, wiring, models)
     joining = {
         (stage, variant): VariantJoining(declared_name(stage), variant, model.obstacle, model.evidence)

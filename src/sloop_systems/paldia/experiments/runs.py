@@ -38,8 +38,8 @@ from sloop.api.experiments import (
     WorkerStopped,
     World,
     faults_of,
-    foretold,
     simulate,
+    with_known_future,
 )
 from sloop.api.profiles import KINDS, Profile, power_of
 from sloop_systems.comparison.harness import RunResult, Trial
@@ -193,7 +193,7 @@ def world_of(trial: PaldiaTrial) -> World:
     made = World.of(
         application, trace, seed=trial.world_seed, duration_ns=trace.duration_ns, truth=truth, faults=faults_of(truth)
     )
-    return replace(made, deployment=foretold(made.deployment, made.clients))
+    return replace(made, deployment=with_known_future(made.deployment, made.clients))
 
 
 def parameters_of(options: Options) -> dict[str, Any]:
