@@ -33,6 +33,8 @@ LEARNT_MIN, LEARNT_MAX = 0.5, 3.0
 sizes, so that the mean of batches that ran is corrected."""
 EVERY = 64
 """Observations between two corrections, so that `observe` takes far less than a microsecond on average."""
+SETTLED = 4
+"""After so many batches of a class, its mean is known well enough to tell how much its batches differ from it."""
 BLOCKS = 4
 """The P99 is taken over the observations of the last `BLOCKS` corrections."""
 HIGHEST = BLOCKS * EVERY // 100 + 1
@@ -392,6 +394,13 @@ class Estimate:
         fixed_ns, moving_ns = self.parts_ns(cores)
         self._learning.add(size, rows, fixed_ns / taken_ns, moving_ns[rows] / taken_ns, largest)
 
+    def learn_spread(self, ratio: float) -> None:
+        """A batch of a class has taken `ratio` times as long as expected, where expected durations are means."""
+        self._block.append(ratio)
+        if len(self._block) >= EVERY:
+            self._learn()
+            self.reconsider_sizes()
+
     def miss(self, rows: int) -> None:
         """Rows have come and were not served; `SizeEstimate` counts them."""
 
@@ -417,7 +426,10 @@ class Estimate:
     def _lessons(self) -> SizeLessons:
         """What the batches of classes say now."""
         assert self._learning is not None
-        return self._learning.lessons({size: (each._average, each._prior_weight) for size, each in self._sizes.items()})
+        taught = {size: (each._average, each._prior_weight) for size, each in self._sizes.items()}
+        learnt = 1.0 - self._prior_weight
+        spread = (self._average - self._prior_weight) / learnt if learnt else 1.0
+        return self._learning.lessons(taught, max(1.0, spread))
 
     def _reference_ns(self, lessons: SizeLessons) -> Iterator[float]:
         """For each class, and for the mean of the classes, the durations of a batch of one and of a full batch by these
@@ -585,6 +597,8 @@ class SizeEstimate(Estimate):
         whole.learn_size(self.size, batch, cores, taken_ns, size or self.size)
         if self.profile.knows_sizes or self._batches > EVERY:
             super().observe(batch, slot, taken_ns)
+        if not self.profile.knows_sizes and self._batches > SETTLED:
+            whole.learn_spread(taken_ns / self._base(cores)[batch])
         is_early = self._batches < EVERY and not self._batches & (self._batches - 1)  # a power of two
         if is_early or self._batches % EVERY == 0:
             whole.reconsider_sizes()

@@ -218,8 +218,9 @@ class SizeLearning(Struct):
         dropped, and plans would give the class even fewer cores."""
         self.figures.setdefault(size, ClassFigures()).rows += rows
 
-    def lessons(self, taught: Mapping[int, tuple[float, float]]) -> SizeLessons:
-        """What was learnt so far. `taught` has for each class its correction and the `prior_weight` of it."""
+    def lessons(self, taught: Mapping[int, tuple[float, float]], spread: float = 1.0) -> SizeLessons:
+        """What was learnt so far. `taught` has for each class its correction and the `prior_weight` of it. `spread` is
+        how far the P99 of batches of all classes together is above their means, if these are fitted."""
         figures = {size: own for size, own in self.figures.items() if own.seen}
         law, rows = self.law, sum(each.rows for each in figures.values())
         if self.fits:
@@ -227,6 +228,7 @@ class SizeLearning(Struct):
         sure = {size: (1.0 - taught[size][1]) * own.rows for size, own in figures.items()}
         sum_sure = sum(sure.values())
         expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else 1.0
+        expected = spread if self.fits else expected
         ascending, per_rows = sorted(figures.items()), dict.fromkeys(figures, 0.0)
         if self.fits:
             own_per_rows = [own.per_row(size, law) for size, own in ascending]
@@ -235,10 +237,10 @@ class SizeLearning(Struct):
         found = []
         for size, own in ascending:
             correction, prior_weight = taught[size]
+            if prior_weight == 1.0:
+                correction = expected
             if self.fits:
                 prior_weight = 0.0
-            elif prior_weight == 1.0:
-                correction = expected
             found.append(ClassLesson(size, own.rows / rows, correction, prior_weight, per_rows[size]))
         if not self.fits:
             return SizeLessons(tuple(found), expected)
