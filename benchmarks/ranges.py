@@ -192,7 +192,7 @@ def predicted(folder: Path, found: LiveRuns) -> list[tuple[float, float, float]]
     return ranges
 
 
-def report(folder: Path, all_runs: Mapping[str, LiveRuns], given: Namespace) -> str:
+def report(folder: Path, all_runs: Mapping[str, LiveRuns]) -> str:
     """The text of the page."""
     rows, groups, inside = list[Sequence[object]](), list[Sequence[object]](), list[bool]()
     for name, found in all_runs.items():
@@ -213,18 +213,27 @@ def report(folder: Path, all_runs: Mapping[str, LiveRuns], given: Namespace) -> 
         scene = found.scene
         groups.append(
             (
-                *(name, scene["trace"]["rate"], scene["slo_ms"], str(scene["systems"][0]["name"]), apart, widest),
+                *(name, scene["duration_s"], scene["trace"]["rate"], scene["slo_ms"]),
+                *(str(scene["systems"][0]["name"]), apart, widest),
                 apart > AGREE or widest <= WIDTH_MAX,
             )
         )
     return "\n\n".join(
         [
-            f"{len(inside)} live runs of {given.seconds:g} s, each after {CALIBRATION_S:g} s that gave the machine's "
-            f"speed. Attainment inside the range in {sum(inside)} of {len(inside)}.",
+            f"{len(inside)} live runs, each after {CALIBRATION_S:g} s that gave the machine's speed. Attainment inside "
+            f"the range in {sum(inside)} of {len(inside)}.",
             table(COLUMNS, rows),
             table(
                 (
-                    *("requests", "requests/s", "deadline ms", "system", "live runs apart, points", "widest, points"),
+                    *(
+                        "requests",
+                        "seconds",
+                        "requests/s",
+                        "deadline ms",
+                        "system",
+                        "live runs apart, points",
+                        "widest, points",
+                    ),
                     f"at most {WIDTH_MAX:g} wide, or more than {AGREE:g} apart",
                 ),
                 groups,
@@ -251,7 +260,7 @@ def main() -> None:
             if kept.is_file():
                 all_runs[name] = msgspec.json.decode(kept.read_bytes(), type=LiveRuns)
         if given.only is None:
-            publish("ranges", "Live runs and their ranges", report(folder, all_runs, given), write=not given.no_write)
+            publish("ranges", "Live runs and their ranges", report(folder, all_runs), write=not given.no_write)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,16 @@ def test_a_full_batch_is_no_less_than_the_rows_of_a_request() -> None:
     assert started(arrive(scene, request(1, rows=20, slo_ms=55))) == [[1]]
 
 
+def test_large_rows_are_not_dropped_for_what_eight_of_them_would_take(sized: None) -> None:
+    """A full batch of mean rows takes 18 ms, and a row of 500 alone 60; eight of these would take 410."""
+    scene = warm(batch_max=8, drop=PredictiveDrop(batch="full"))
+    arrive(scene, request(0, size=500))
+    finish(scene, 60, 0)
+    in_time, late = request(1, size=500, at_ms=61, slo_ms=100), request(2, size=500, at_ms=61, slo_ms=55)
+    assert started(arrive(scene, in_time, late)) == [[1]]
+    assert outcomes(scene) == {0: Outcome.SERVED, 2: Outcome.DROPPED}
+
+
 def test_admission_knows_how_many_rows_wait() -> None:
     """24 rows take 54 ms, and its own row 11 ms."""
     scene = warm(batch_max=8, admit=PredictiveAdmit(), order=Fifo())

@@ -14,7 +14,7 @@ from sloop.core.views import Belief
 from sloop.profile.estimate import EVERY, Estimate
 from sloop.profile.profile import Profile, Quadratic, SizeLatency
 from sloop.profile.size_law import NO_LESSONS, least_squares, never_falling
-from sloop.sizes import SizeClasses
+from sloop.sizes import GRID, SizeClasses
 from sloop.streams import stream
 from sloop.units import ms
 from sloop.vocabulary import Slot, Worker
@@ -156,6 +156,17 @@ def test_a_class_with_many_batches_is_believed_at_its_p99() -> None:
     for _ in range(30 * EVERY):
         whole.at(64).observe(4, ONE, ms(by_elements(4, 64) * chance.gauss(1, 0.05)))
     assert whole.at(64).costs_ns(ONE)[4] == pytest.approx(ms(1.116 * by_elements(4, 64)), rel=0.03)  # 1 + 2.33 × 5 %
+
+
+def test_classes_with_few_batches_are_believed_as_far_above_their_mean_as_all_together() -> None:
+    """Of each class forty batches, of which one in a hundred takes 23 % longer than the mean."""
+    whole, chance = Estimate(AT_128), stream(3, "service")
+    sizes = sorted({GRID.class_of(round(8 * 1.2**step)) for step in range(24)})
+    for number in range(40 * len(sizes)):
+        size = sizes[number * 7 % len(sizes)]
+        whole.at(size).observe(4, ONE, ms(by_elements(4, size) * chance.gauss(1, 0.1)))
+    above = [whole.at(size).costs_ns(ONE)[4] / ms(by_elements(4, size)) for size in sizes]
+    assert sum(above) / len(above) == pytest.approx(1.23, abs=0.07)
 
 
 def test_a_profile_with_sizes_is_corrected_class_by_class_within_the_clip() -> None:

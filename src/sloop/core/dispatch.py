@@ -681,9 +681,8 @@ class DataPath:
         size = stage.sizes.class_of(visit.size)
         if stage.ran_lately(now_ns, size):
             rows = -(-visit.rows // max(1, len(stage.pool.replicas))) if stage.is_divided else visit.rows
-            alone_ns, full_ns = stage.pool.least_ns(size, rows)
-            least_ns, full_ns = alone_ns + stage.queue.remaining_ns, full_ns + stage.queue.remaining_full_ns
-            if self._is_hopeless(now_ns, visit, least_ns, max(full_ns, least_ns)):
+            least_ns = stage.pool.least_ns(size, rows)[0] + stage.queue.remaining_ns
+            if self._is_hopeless(now_ns, visit, least_ns, least_ns):
                 stage.monitor.queue(now_ns, -visit.rows)
                 self._drop_visit(now_ns, visit, least_ns, "", out)
                 return

@@ -147,12 +147,14 @@ class ServiceRate:
         if found is None:
             belief = self.belief.at(size)
             found = ServiceRate(belief, self.slot, self.shape, self.millicores, self.where, self.is_shared)
-            found.refresh(limits)
+            found.refresh(limits, self.least_full_ns)
             self.by_size[size] = found
         return found
 
-    def refresh(self, limits: BatchLimits) -> None:
-        """Reread the costs, which the belief may have corrected, and the limits of the plan."""
+    def refresh(self, limits: BatchLimits, full_ns: int = 0) -> None:
+        """Reread the costs, which the belief may have corrected, and the limits of the plan. `full_ns` is given for a
+        class of sizes: what a full batch of mean rows takes, for which the plan was made. No batch needs to take longer
+        because its rows are large, but for that of a single row."""
         costs_ns = self.belief.costs_ns(self.slot)
         if not self.is_shared:
             self.costs_ns = costs_ns
@@ -171,8 +173,10 @@ class ServiceRate:
             if crowd > 1:  # while visits wait, the neighbours do not rest
                 own = self.belief.demand(self.batch_max, self.slot)
                 self.least_full_ns = self.beside(self.batch_max, [own] * (crowd - 1))
+        if full_ns:
+            self.least_full_ns = max(self.least_alone_ns, min(self.least_full_ns, full_ns))
         for rate in self.by_size.values():
-            rate.refresh(limits)
+            rate.refresh(limits, self.least_full_ns)
 
     def least_ns(self, rows: int) -> int:
         """Believed duration of a batch of these rows alone, for drop policies."""

@@ -399,7 +399,14 @@ class Estimate:
         self._block.append(ratio)
         if len(self._block) >= EVERY:
             self._learn()
-            self.reconsider_sizes()
+
+    def _divide(self, longer: float) -> None:
+        """Expected durations of classes have changed by this factor. Divide what was learnt of their batches by it, so
+        that it does not count twice. It stays at least 1, because the slowest batches take longer than the mean."""
+        if self._prior_weight < 1.0:
+            self._average = min(LEARNT_MAX, max(1.0, self._average / longer))
+        self._block = [ratio / longer for ratio in self._block]
+        self._highest = [[ratio / longer for ratio in ratios] for ratios in self._highest]
 
     def miss(self, rows: int) -> None:
         """Rows have come and were not served; `SizeEstimate` counts them."""
@@ -418,8 +425,8 @@ class Estimate:
         ):
             return
         if not self.profile.knows_sizes:
-            for each in self.size_lessons.classes:
-                self._sizes[each.size].expect(lessons)
+            if classes := self.size_lessons.classes:
+                self._divide(sum(each.share * self._sizes[each.size].expect(lessons) for each in classes))
             lessons = self._lessons()
         self._adopt(lessons)
 
@@ -534,8 +541,8 @@ class SizeEstimate(Estimate):
 
     If the profile knows sizes, the expected durations are those of the profile for the largest rows of the class. If
     not, they are what batches of this class, or of other classes, have taught (`sloop.profile.size_law`), from the
-    first batch on. These are means, so the correction begins after the first `EVERY` batches of the class, and moves
-    the estimate from their mean to their P99.
+    first batch on. These are means, and the correction moves the estimate from their mean to their P99. How far apart
+    these are, the batches of all classes say together; after the first `EVERY` batches of the class, its own do.
     """
 
     __slots__ = ("_batches", "_whole", "size")
@@ -617,15 +624,12 @@ class SizeEstimate(Estimate):
         if not self.profile.knows_sizes:
             self._base_ns.clear()
 
-    def expect(self, lessons: SizeLessons) -> None:
-        """These lessons change the expected durations. Divide the correction by the factor of this change, so that it
-        does not count twice. The correction stays at least 1, because the slowest batches take longer than the mean."""
+    def expect(self, lessons: SizeLessons) -> float:
+        """These lessons change the expected durations by the factor that this returns."""
         cores = self.profile.max_cores
         longer = self.expected_ns(lessons, cores)[-1] / self._base(cores)[-1]
-        if self._prior_weight < 1.0:
-            self._average = min(LEARNT_MAX, max(1.0, self._average / longer))
-        self._block = [ratio / longer for ratio in self._block]
-        self._highest = [[ratio / longer for ratio in ratios] for ratios in self._highest]
+        self._divide(longer)
+        return longer
 
     def _notice(self) -> None:
         """`observe` lets policies see all classes together."""

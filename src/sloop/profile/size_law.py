@@ -220,15 +220,14 @@ class SizeLearning(Struct):
 
     def lessons(self, taught: Mapping[int, tuple[float, float]], spread: float = 1.0) -> SizeLessons:
         """What was learnt so far. `taught` has for each class its correction and the `prior_weight` of it. `spread` is
-        how far the P99 of batches of all classes together is above their means, if these are fitted."""
+        the correction while no class has one of its own: by how much the P99 of batches is above their mean."""
         figures = {size: own for size, own in self.figures.items() if own.seen}
         law, rows = self.law, sum(each.rows for each in figures.values())
         if self.fits:
             law.fit()
         sure = {size: (1.0 - taught[size][1]) * own.rows for size, own in figures.items()}
         sum_sure = sum(sure.values())
-        expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else 1.0
-        expected = spread if self.fits else expected
+        expected = sum(sure[size] * taught[size][0] for size in sure) / sum_sure if sum_sure else spread
         ascending, per_rows = sorted(figures.items()), dict.fromkeys(figures, 0.0)
         if self.fits:
             own_per_rows = [own.per_row(size, law) for size, own in ascending]

@@ -50,7 +50,7 @@ CHOICES_MIN: Final = 2
 """Fewer systems leave nothing to choose."""
 
 _ELASTIC: Final = Policies(
-    Edf(), WorkConserving(), RoundRobin(), PredictiveDrop(batch="full"), Open(),
+    Edf(), Deadline(), RoundRobin(), PredictiveDrop(batch="full"), Open(),
     # The node with the most free cores, so that a replica has room to grow in place.
     SpreadPlacement(), Last(window_ns=s(2)), Vertical(), MaxMin(idle="use"),
 )  # fmt: skip
