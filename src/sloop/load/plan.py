@@ -204,6 +204,10 @@ def made_up(
         if name not in known:
             raise InputError(f"unknown input {name!r}", where=where, help=f"inputs: {', '.join(sorted(known))}")
     ports = [structs.replace(one, shape=tuple(shapes.get(one.name, one.shape))) for one in metadata.inputs]
+    brings_sizes, brings_rows = any(work.size for work in works), any(work.rows > 1 for work in works)
+    if brings_sizes and not brings_rows and not any(port.open_places for port in ports):
+        # The first dimension is what differs: of a model without a batch, whose metadata do not say so.
+        ports = [structs.replace(one, has_rows=one.has_rows and not one.counts_rows) for one in ports]
     _check_works(ports, works, where)
     rng = stream(seed, "inputs")
     for work in works:
