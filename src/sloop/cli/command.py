@@ -417,7 +417,7 @@ slo_option = click.option(
 )
 
 
-class Speed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+class MeasuredSpeed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """A `MachineSpeed` as it is printed, such as 0.93+-0.01; without its error, 0.93."""
 
     name = "speed"
@@ -439,7 +439,7 @@ class Speed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 
 speed_option = click.option(
     "--speed",
-    type=Speed(),
+    type=MeasuredSpeed(),
     metavar="SPEED[+-ERROR]",
     help="How many times as fast as the profiles say the machine is known to be, and the standard error of that: the "
     "range then leaves out how one machine, or hour, differs from another. `sloop simulate LOG` prints it.",

@@ -8,7 +8,7 @@ from sloop.core.protocols import Order
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import RequestId, Visit
 
-Item = TypeVar("Item")
+Entry = TypeVar("Entry")
 
 FIRST_KEY = -(1 << 63)
 """The key of visits that are tried again: before all others, as they were when their first batch began."""
@@ -116,11 +116,11 @@ class Queue:
         return rows
 
 
-def remove_at(items: list[Item], indices: Sequence[int]) -> None:
-    """Remove the items at these ascending indices, in one pass: one request may have a thousand parts."""
+def remove_at(entries: list[Entry], indices: Sequence[int]) -> None:
+    """Remove the entries at these ascending indices, in one pass: one request may have a thousand parts."""
     if indices:
         first, end, removed = indices[0], indices[-1] + 1, set(indices)
-        items[first:end] = [items[index] for index in range(first, end) if index not in removed]
+        entries[first:end] = [entries[index] for index in range(first, end) if index not in removed]
 
 
 def rows_of(visits: Sequence[Visit]) -> int:
