@@ -224,7 +224,7 @@ class StageState:
         batches, running = len(self.pool.running), self.monitor.running
         rows = max(1, round(running / batches)) if batches else 1
         return StageBacklog(
-            self.monitor.waiting, running, self.times.visit_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
+            self.monitor.waiting, running, self.times.row_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
         )
 
     def ran_lately(self, now_ns: int, size: int) -> bool:
