@@ -17,7 +17,7 @@ from sloop.actions import Action, Assigned, Decided, End, RequestSimulation, Rol
 from sloop.app.graph import declared_name
 from sloop.core.application import ApplicationParts, ApplicationState, Beliefs, why_not_in_place
 from sloop.core.control import ControlPath
-from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
+from sloop.core.dispatch import RETRY_NS_MIN, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.oversight import Oversight
 from sloop.core.planner import FAILURES, Planner
@@ -288,7 +288,7 @@ class Core:
         if application is None:
             version = f", version {request.version}," if request.version else ""
             why = f"application {request.application!r}{version} is not served"
-            out.append(End(request.id, Outcome.REJECTED, why, SHUTDOWN_RETRY_NS))
+            out.append(End(request.id, Outcome.REJECTED, why, RETRY_NS_MIN))
             return
         if len(self._rollouts.versions(application.parts.name)) > 1:
             out.append(Assigned(request.id, application.key))

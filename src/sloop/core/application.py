@@ -68,7 +68,8 @@ class ApplicationParts:
 
     @property
     def slowest(self) -> Policies:
-        """Those of the policies that may make its plans that take longest (`Scale.is_quick`, `Divide.is_quick`)."""
+        """Of all policies that may decide for this application, those whose plans take longest (`Scale.is_quick`,
+        `Divide.is_quick`)."""
         all_policies = (self.policies, *self.choices.values())
         return min(all_policies, key=lambda each: (each.scale.is_quick, each.divide.is_quick))
 
@@ -129,7 +130,8 @@ class ApplicationState:
         self.shed = 0.0
         """The fraction of requests that the plan in force refuses (`Plan.shed`). Set by `shed_requests`."""
         self.is_special = self.is_waking
-        """Whether arrivals are refused, all or some, or may wait for a start: the one thing that others look at."""
+        """Whether arrivals are refused, all or some, or may wait for a start. The data path reads only this
+        at each arrival, so that an ordinary one costs no more."""
         self.has_been_awake = not self.is_waking
         """Whether its first replicas have been ready, perhaps before a rest."""
         self.woken: dict[RequestId, int] = {}
@@ -157,14 +159,14 @@ class ApplicationState:
         self._note_special()
 
     def shed_requests(self, fraction: float) -> None:
-        """Refuse this fraction of the requests from now on."""
+        """Refuse this fraction of the requests, 0 to 1, from now on."""
         self.shed = fraction
         self._note_special()
 
     def sheds(self, request: Request) -> bool:
-        """Whether the request is one of those that are refused. Multiples of the golden ratio are spread so evenly that
-        the part of them below a fraction is that fraction, also of few requests in sequence (Knuth, The Art of
-        Computer Programming, volume 3, section 6.4)."""
+        """Whether the request is one of those that are refused. The fractional parts of multiples of the golden ratio
+        are spread evenly between 0 and 1. So also of a few requests in sequence, the right part is below `shed`
+        (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
         return request.id * GOLDEN % 2**32 < self.shed * 2**32
 
     def _note_special(self) -> None:
@@ -240,7 +242,7 @@ class ApplicationState:
             queue.remaining_ns, queue.remaining_full_ns = remaining_ns
 
     def expect_remaining(self, stage: StageState) -> None:
-        """Replace a stage's lower bound by the time that is to be expected now (`Drop.proactive`)."""
+        """Replace a stage's lower bound of the time to the answer by the expected time (`Drop.proactive`)."""
         loads = {name: each.backlog for name, each in self.stages.items()}
         found = expected_times(self.graph, stage.name, loads, self.edge_history)
         stage.queue.remaining_ns, stage.queue.remaining_full_ns = found

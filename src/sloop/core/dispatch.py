@@ -54,9 +54,9 @@ READY: Final = Life.READY
 DRAINING: Final = Life.DRAINING
 """Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
-SHUTDOWN_RETRY_NS = s(1)
-"""The `Retry-After` of a server that shuts down, and of what a plan refuses. The header has whole seconds; this is the
-smallest."""
+RETRY_NS_MIN = s(1)
+"""The smallest `Retry-After`: the header has whole seconds. Sent by a server that shuts down, and with requests that a
+plan refuses."""
 
 
 class _Hopeless:
@@ -110,12 +110,12 @@ class DataPath:
         if self._state.is_special:
             state = self._state
             if state.refuses:
-                out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
+                out.append(End(request.id, Outcome.REJECTED, state.refuses, RETRY_NS_MIN))
                 return
             if state.shed and state.sheds(request):
-                state.ingress.turn_away(request.deadline_ns - now_ns, request.rows)
+                state.ingress.refuse(request.deadline_ns - now_ns, request.rows)
                 why = f"the plan refuses {state.shed:.1%} of all requests, so that the others are in time"
-                out.append(End(request.id, Outcome.REJECTED, why, SHUTDOWN_RETRY_NS))
+                out.append(End(request.id, Outcome.REJECTED, why, RETRY_NS_MIN))
                 return
             patient = state.wait_for_start(request)
         for stage in self._entries_of(request) if request.enters else self._entries:
@@ -380,7 +380,7 @@ class DataPath:
         return pool.end_round(aside, wake_ns)
 
     def _dispatch_proactively(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
-        """As the two above, with what later stages are expected to take now."""
+        """As `dispatch` or `_dispatch_lanes`, with the expected times of later stages instead of lower bounds."""
         self._state.expect_remaining(stage)
         start = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
         return start(now_ns, stage, out)
@@ -698,15 +698,15 @@ class DataPath:
                 belief.at(stage.sizes.class_of(visit.size)).miss(visit.rows)
         if state.is_waking and visit.request.id in state.woken:
             gap = state.longest_gap(now_ns)
-            state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + SHUTDOWN_RETRY_NS)
+            state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + RETRY_NS_MIN)
             why = f"{gap.why}; it has waited for {in_ms(now_ns - visit.request.arrived_ns, 0)}"
             self._end(now_ns, visit.request.id, Outcome.REJECTED, why, out, visit.stage, gap.wait_ns)
             return
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
             alone = "a batch of one takes" if visit.rows == 1 else "its rows alone take"
-            least = "time to the answer to expect is" if self._drop.proactive else "least time to the answer is"
-            needed = alone if self._open_requests is None else f"the {least}"
+            which = "expected" if self._drop.proactive else "least"
+            needed = alone if self._open_requests is None else f"the {which} time to the answer is"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 

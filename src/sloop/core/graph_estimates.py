@@ -148,29 +148,31 @@ def remaining_times(
 
 
 class StageBacklog(NamedTuple):
-    """What a stage does now, as `expected_times` reckons with it."""
+    """What waits and runs at a stage now, for `expected_times`. Times are nanoseconds."""
 
     waiting: int
     """Rows in its queue."""
     running: int
     """Rows in its batches."""
     row_ns: int
-    """What each row adds to the time in which all replicas together empty the queue."""
+    """By how much each waiting row lengthens the time in which all replicas together empty the queue."""
     alone_ns: int
-    """What a batch of one takes."""
+    """The duration of a batch of one row."""
     taken_ns: LeastTimes
-    """What a batch as large as those that run takes, and a full one."""
+    """The durations of a batch as large as those that run now, and of a full one."""
 
 
 def expected_times(
     graph: Graph, start: str, loads: Mapping[str, StageBacklog], history: EdgeHistory | None = None
 ) -> LeastTimes:
-    """The time from the end of the stage `start` to the answer that a visit is to expect that begins there now.
+    """The expected time, in ns, from the end of the stage `start` to the answer, for a visit that begins there now:
+    once with batches as large as those that run at the later stages (`loads`), once with full ones.
 
-    As `remaining_times`, but no later stage takes the visit before it has served what is there, or will come there
-    first: what waits at it, and what waits or runs between `start` and it. So the time is the longest of those from
-    now to the end of this work at a stage, and from there on. Edges that are not certain to be taken, and declared
-    paths, have no such work: then the time is the lower bound, with these batches.
+    As `remaining_times`, but a later stage takes the visit only after the work before it: what waits at this stage, and
+    what waits or runs between `start` and it. For each later stage, the time until this work is done plus the time from
+    there to the answer is a candidate; the result is the longest of these and the time without any waiting. Stages
+    behind edges that are not certain to be taken, and graphs with declared paths, are computed without waiting. Method:
+    PARD (arXiv 2602.08747).
     """
     history = history or EdgeHistory(graph)
     remaining_ns = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()}, history)
@@ -193,7 +195,7 @@ def expected_times(
 
 
 def _is_certain(history: EdgeHistory, edge: Edge, index: int) -> bool:
-    """Whether nearly all visits take an edge, which has this index at its stage."""
+    """Whether nearly all visits take the edge. `index` is its position among the edges of its stage."""
     return (edge.when is None and edge.kind != "each") or history.is_certain(edge.source, index)
 
 

@@ -44,8 +44,8 @@ class Monitor:
         self._more_rows += rows
         self.queue(now_ns, rows)
 
-    def turn_away(self, slack_ns: int, rows: int) -> None:
-        """A visit of so many rows is refused, but counts as demand."""
+    def refuse(self, slack_ns: int, rows: int) -> None:
+        """Count a request of `rows` rows as demand, although it is refused and waits nowhere."""
         self.now.slack_ns.append(slack_ns)
         self._more_rows += rows - 1
 

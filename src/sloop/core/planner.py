@@ -5,8 +5,9 @@ in a process beside it (`Scale.is_quick`).
 
 Each application has policies of its own, which first plan as if the cluster were theirs. If the plans together want
 more cores of a kind of hardware than there are, the divide policy gives each application a number of cores, and those
-that wanted more plan again for a cluster of that size. Before it answers, it may ask what an application would plan
-with fewer (`Claimant.plan`). If the cores suffice, the plans are therefore the same as without other applications.
+that wanted more plan again for a cluster of that size. If the cores suffice, the plans are therefore the same as
+without other applications. Before the divide policy answers, it may ask what an application would plan with fewer cores
+(`Claimant.plan`).
 """
 
 import math
@@ -56,7 +57,7 @@ NO_PAIR: Final = "write `def plan(self, now_ns, view, memory)`, and end it with 
 """What to do about a scaling policy that gives no pair."""
 
 NO_SHARES: Final = "write `return [CoreShare(each) for each in cores]`"
-"""What to do about a divide policy that answers numbers."""
+"""What to do about a divide policy that returns something else than shares."""
 
 NO_CHOICES: Final[Mapping[str, Policies]] = {}
 """Of an application whose policies decide all the time."""
@@ -83,7 +84,7 @@ class Planner:
         self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
         self.limits: Limits = {}
-        """Of the last plans."""
+        """The limits of the last plans."""
 
     def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
         """Plan for one more application version, at first by these policies, and by those of `choices` when one of
@@ -249,7 +250,7 @@ class Planner:
         views: Mapping[str, ClusterView],
         alone: Mapping[str, Plan | None],
     ) -> tuple[Limits, dict[tuple[str, str], CoreShare]]:
-        """The limits of those that cannot have what they want, and by application and hardware all shares."""
+        """The limits of the applications that get less than they want, and by application and hardware all shares."""
         limits: Limits = {}
         shares: dict[tuple[str, str], CoreShare] = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
@@ -271,7 +272,8 @@ class Planner:
         return limits, shares
 
     def _claimant(self, now_ns: int, demand: CoreDemand, view: ClusterView, alone: Plan, limits: Limits) -> Claimant:
-        """The demand of an application that has these limits of other kinds of hardware."""
+        """An application's demand as the divide policy sees it. `limits` has the limits of other kinds of hardware, on
+        which it has decided already."""
         key, hardware = demand.key, demand.hardware
 
         def plan(cores: float) -> Plan | None:
@@ -279,7 +281,7 @@ class Planner:
             before = self.failures.get(key)
             made, _ = self._plan_within(now_ns, key, view, own | {hardware: _whole(cores)})
             if before is None:
-                self.failures.pop(key, None)  # of a plan that is only tried
+                self.failures.pop(key, None)  # a plan that is only tried does not count as failed
             return made
 
         return Claimant(key, hardware, demand.cores, demand.weight, view=view, alone=alone, plan=plan)
@@ -295,12 +297,13 @@ def _check_share(share: CoreShare, demand: CoreDemand) -> None:
     if not isinstance(share, CoreShare):
         raise InputError(f"the divide policy answers {type(share).__name__} instead of a share", help=NO_SHARES)
     if not 0 <= share.cores < math.inf or not 0 <= share.shed <= 1:
-        what = f"{demand.key!r} gets {share.cores} cores of {demand.hardware!r}, and {share.shed} of its requests go"
-        raise InputError(what, help="correct the divide policy")
+        given = f"{share.cores} cores of {demand.hardware!r}, and refuses {share.shed} of its requests"
+        what = f"the divide policy gives {demand.key!r} {given}"
+        raise InputError(what, help="give 0 cores or more, and a fraction `shed` from 0 to 1")
 
 
 def _with_share(plan: Plan | None, share: CoreShare) -> Plan | None:
-    """The plan with what the divide policy says about it."""
+    """The plan with the reason of the divide policy, and the fraction of requests that it refuses."""
     if plan is None or not (share.why or share.shed):
         return plan
     why = f"{plan.why}; {share.why}" if share.why else plan.why
@@ -315,8 +318,8 @@ def _cores_of(given: PlanInput, hardware: str) -> float:
 
 def plans_beside(policies: Sequence[Policies]) -> bool:
     """Whether the plans of applications with these policies are computed beside the event loop: if any policy is not
-    quick, or if there are so many that quick ones together would delay requests. A single application divides
-    nothing."""
+    quick, or if there are so many that quick ones together would delay requests. The divide policy of a single
+    application is never called."""
     is_quick = all(each.scale.is_quick and (each.divide.is_quick or len(policies) == 1) for each in policies)
     return len(policies) > QUICK_MAX or not is_quick
 
@@ -329,7 +332,7 @@ def check(plan: Plan, view: ClusterView) -> None:
         what = f"the plan has values of wrong types: {error}"
         raise InputError(what, help="return plain numbers, not NumPy's") from error
     if not 0 <= plan.shed <= 1:
-        raise InputError(f"the plan refuses {plan.shed} of the requests", help="give a fraction, 0 to 1")
+        raise InputError(f"the plan refuses {plan.shed} of the requests", help="give a fraction `shed` from 0 to 1")
     stages, count = {stage.name: stage for stage in view.stages}, 0
     for target in plan.stages:
         stage = stages.pop(target.stage, None)

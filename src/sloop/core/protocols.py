@@ -185,7 +185,8 @@ class Drop(Protocol):
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage
         that the request is certain to visit (`core.graph_estimates.remaining_times`). `full_ns` is the same with the
-        plan's full batches. With `proactive`, both have what is to be expected of later stages instead."""
+        plan's full batches. With `proactive`, both contain the expected times of later stages instead of lower
+        bounds."""
         ...
 
 
@@ -317,14 +318,14 @@ class Divide(Protocol):
 
     @property
     def is_quick(self) -> bool:
-        """Whether `cores` always takes less than a millisecond, so that it asks no claimant for many plans. Where a
-        policy is not, the plans of several applications are made beside the event loop."""
+        """Whether `cores` always takes less than a millisecond; a policy that asks claimants for many plans does not.
+        If False, the plans of several applications are computed in a process beside the event loop."""
         return True
 
     @abstractmethod
     def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> Sequence[CoreShare]:
-        """What each claimant gets, in the same order: at most what it wants, and together at most `total` cores.
-        Called for one kind of hardware after the other, only if more of its cores are wanted than there are."""
+        """A share for each claimant, in the same order: of at most the cores that it wants, and together of at most
+        `total` cores. Called once for each kind of hardware of which more cores are wanted than there are."""
         ...
 
 

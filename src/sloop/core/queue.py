@@ -35,7 +35,8 @@ class Queue:
         self.wait_ns = 0
         """How long the current plan allows to wait for a full batch."""
         self.remaining_ns = 0
-        """Least believed time from the end of the stage to the answer, in batches of one."""
+        """Believed time from the end of the stage to the answer: at least, in batches of one or, if the drop policy is
+        proactive, as expected now (`core.graph_estimates.expected_times`)."""
         self.remaining_full_ns = 0
         """The same in full batches."""
         self.others_due_ns = FOREVER_NS

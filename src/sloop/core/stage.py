@@ -220,7 +220,7 @@ class StageState:
 
     @property
     def backlog(self) -> StageBacklog:
-        """What it does now. If no batch runs, one of one row is assumed."""
+        """What waits and runs here now. If no batch runs, the next one is assumed to have one row."""
         batches, running = len(self.pool.running), self.monitor.running
         rows = max(1, round(running / batches)) if batches else 1
         return StageBacklog(

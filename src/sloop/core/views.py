@@ -326,7 +326,8 @@ class QueueView(Protocol):
 
     @property
     def remaining_ns(self) -> int:
-        """A believed lower bound of the time from the end of this stage to the answer."""
+        """A believed lower bound of the time from the end of this stage to the answer; under a proactive drop policy,
+        the expected time."""
         ...
 
     @property
@@ -525,27 +526,29 @@ class CoreDemand(Struct, frozen=True):
 
 
 class Claimant(CoreDemand, frozen=True, kw_only=True):
-    """A demand that is to be cut, as divide policies see it: with all that the application's own policies know."""
+    """A demand for cores of a kind of hardware of which too many are wanted, as divide policies see it, with all that
+    the scaling policy of the application saw."""
 
     view: ClusterView
     """What its scaling policy saw when it planned as if the cluster were its own."""
     alone: Plan
     """What it planned then."""
     plan: Callable[[float], Plan | None]
-    """What its scaling policy plans with at most so many cores of the kind, and with those that have been given to it
-    of other kinds; None if it would keep the plan in force (`view.plan`) or fails. The answer is made at each call,
-    takes as long as a plan does, and leaves nothing behind."""
+    """What its scaling policy plans with at most so many cores of this kind of hardware, and with the cores of other
+    kinds that it has been given already; None if it would keep the plan in force (`view.plan`) or fails. Each call
+    computes a plan, and changes nothing: the policy does not remember it."""
 
 
 class CoreShare(Struct, frozen=True):
     """What a divide policy gives a claimant."""
 
     cores: float
-    """At most what it wants."""
+    """How many cores it gets, from 0 to what it wants."""
     why: str = ""
-    """Why it is so many, in one line that is added to the plan's reason."""
+    """Why it gets so many, in one line, which is added to the plan's reason."""
     shed: float = 0.0
-    """The fraction of its requests to refuse on arrival (`Plan.shed`), if its own plan does not refuse more."""
+    """The fraction of its requests, 0 to 1, to refuse on arrival (`Plan.shed`). If its own plan refuses more, that
+    counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,15 @@ class PredictiveDrop(Drop):
     A visit is hopeless if now + cost > deadline. The cost includes all later stages: in batches of one (`alone`), its
     lower bound, or in the plan's full batches (`full`), as in Biscale's rule. Fails if the believed cost is too high:
     it drops visits that would have been in time. A lower bound fails in graphs under overload: the first stage serves
-    each visit when it can only just be in time, and a later one drops it as soon as anything waits there. With
-    `proactive` the first stage drops it, before it has cost anything, as in PARD (arXiv 2602.08747).
+    each visit so late that it can only just be in time, and a later stage drops it as soon as anything waits there.
+    With `proactive` the first stage drops it, before it computes anything for it, as in PARD (arXiv 2602.08747).
     """
 
     batch: Literal["alone", "full"] = "alone"
     """The cost to expect of all stages: in batches of one (`alone`), or in the plan's `full` batches."""
     proactive: bool = False
-    """Whether to expect later stages as they are now: in batches as large as run there, after what waits there."""
+    """Whether the cost of later stages is the time expected now, with batches as large as those that run there, and
+    after what waits there (`core.graph_estimates.expected_times`), instead of a lower bound."""
     strict: bool = False
     """Whether to drop all that waits at a stage that has run nothing for seconds, too. Otherwise one visit is served: a
     cost that is believed too high would stop the stage for ever, because nothing would run that shows it."""

@@ -19,6 +19,7 @@ WORDS: Final[Mapping[str, str]] = {
     "core-seconds": "The cores that replicas held, times the seconds for which they held them.",
     "deadline": "How long a request may take, from the client's sending to the answer.",
     "dropped": "Requests that were given up because they could not be answered in time (HTTP 504).",
+    "expected time to the answer": "The time that this stage and those after it need, with what waits there now.",
     "failed": "Requests that ended with an error of the model or the server.",
     "goodput": "Requests answered within their deadline, per second. Of a live run over the time of its load: from the "
     "first request to the end of the last, without pauses of a minute or more. Of a simulated run over all of it.",
@@ -63,7 +64,7 @@ WORDS: Final[Mapping[str, str]] = {
 
 KINDS: Final[Mapping[str, str]] = {
     "plan": "which replicas the system wants from now on, and the largest batch",
-    "kept": "the plan stays, but whether it keeps the deadline has changed, or what it refuses",
+    "kept": "the same replicas, but the plan now keeps, or misses, the deadline, or refuses another part of the requests",
     "lost": "a replica died and is replaced",
     "drain": "a replica stops after its batch",
     "shortage": "no node has room for a replica that is planned",
