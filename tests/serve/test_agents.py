@@ -250,7 +250,7 @@ def test_an_agent_introduces_itself_once() -> None:
             await first.hear(AgentSetup)
             first.send(hello())
             await until(lambda: bool(first.ends))
-            assert here.lost() == [("one", "AgentHello has no place now")]
+            assert here.lost() == [("one", "AgentHello is not expected now")]
             early = await here.connect()
             early.send(finished())
             await until(lambda: bool(early.ends))

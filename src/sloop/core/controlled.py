@@ -42,7 +42,7 @@ class Shortage:
     replica: ReplicaId | None = None
     present_cores: float = 0.0
     node: str | None = None
-    """Where the replica is that exists, or must be that is new."""
+    """The node of the replica that exists, or the one on which the plan wants the new one."""
     shadow: Worker | None = None
     weights_bytes: int = 0
     """The most memory that the weights of a new replica take beside its own."""

@@ -532,7 +532,7 @@ class Claimant(CoreDemand, frozen=True, kw_only=True):
     view: ClusterView
     """What its scaling policy saw when it planned as if the cluster were its own."""
     alone: Plan
-    """What it planned then."""
+    """The plan that its scaling policy made then."""
     plan: Callable[[float], Plan | None]
     """What its scaling policy plans with at most so many cores of this kind of hardware, and with the cores of other
     kinds that it has been given already; None if it would keep the plan in force (`view.plan`) or fails. Each call

@@ -1,9 +1,10 @@
 """Answers browsers over HTTP/1.1: the page's files, the events of a run, and questions.
 
-The server of the edges (`sloop.serve.edge.http`) reads the requests, and bounds what a client may cost. Here is who
-gets an answer. Only requests that name this server by its address do (`Host`), so that no foreign page can reach it
-through a name that points here, and questions must come from the page itself (`Origin`). If the server has keys,
-everything but the form that asks for one needs a session, which a cookie names that scripts cannot read.
+The server of the edges (`sloop.serve.edge.http`) reads the requests, and bounds what a client may cost. This
+module decides which requests are answered: only those that name this server by its address (`Host`), so that no foreign
+page can reach it through a name that points here, and questions must come from the page itself (`Origin`). If the
+server has keys, everything but the form that asks for one needs a session, which a cookie names that scripts cannot
+read.
 
 A viewer asks for the events that follow the last one that it has, and is answered when there are some.
 """
@@ -36,7 +37,7 @@ BODIES_BYTES_MAX: Final = 64 * 2**20
 IDLE_S_MAX: Final = 10.0
 """Between two requests of one connection."""
 EVENTS_KEPT: Final = 8
-"""A viewer that is further behind is told everything anew."""
+"""The last events, for viewers that ask for those after one of them; others get the whole picture again."""
 SESSIONS_MAX: Final = 1_000
 COOKIE: Final = "sloop-page"
 EVENTS: Final = "/events"
@@ -77,12 +78,13 @@ class Sessions:
 
 
 Answer = Callable[[Exchange, str], Awaitable[None]]
-"""Answers a request, or raises a `Refusal`; it is told the API key with which the session began, empty without keys."""
+"""Answers a request, or raises a `Refusal`. Its second argument is the API key with which the session began; empty if
+the server has no keys."""
 
 
 class PageListener:
-    """Serves one listening socket. `answer` answers what is allowed, but for events, of which `first` makes one with
-    everything; `hosts` are names by which browsers may call this server, besides its addresses."""
+    """Serves one listening socket. `answer` answers all allowed requests except those for events. `first` makes the
+    event with the whole picture. `hosts` are names by which browsers may call this server, besides its addresses."""
 
     def __init__(
         self,
@@ -105,7 +107,8 @@ class PageListener:
         )
         self._told = deque[bytes](maxlen=EVENTS_KEPT)
         self._number = time.time_ns() // 10**6
-        """Of the last event: one that a process before this has told is not taken for it."""
+        """Of the last event. It begins with the time in ms, so that the numbers of an earlier process are not taken for
+        numbers of this one."""
         self._next = asyncio.Event()
 
     def start(self, listening: socket.socket) -> None:
@@ -183,11 +186,11 @@ class PageListener:
         exchange.reply(200, b"{}", headers=(("set-cookie", cookie),))
 
     async def _tell_next(self, exchange: Exchange) -> None:
-        """Answer with the events after the one that the viewer names, or with one that says everything."""
+        """Answer with the events after the one that the viewer names, or with one that has the whole picture."""
         after = "".join(parse_qs(exchange.query_string).get("after", ()))
         if after == str(self._number):
             await self._next.wait()
-            self._key_of(exchange)  # it may have become wrong
+            self._key_of(exchange)  # the key may have been revoked meanwhile
         behind = self._number - int(after) if after.isdecimal() and len(after) < 20 else 0
         is_kept = 0 < behind <= len(self._told)
         events = islice(self._told, len(self._told) - behind, None) if is_kept else (self._first(),)

@@ -64,7 +64,7 @@ class PageSetup(Struct, frozen=True):
     api_key: str = ""
     api_key_file: str = ""
     limits: ServerLimits = ServerLimits()
-    """Of the server: what it refuses is not passed on to it."""
+    """The limits of the server: the page refuses what the server would refuse."""
     hosts: tuple[str, ...] = ()
     """Names by which browsers may call the server, besides its addresses and `localhost`."""
     shadows: tuple[tuple[str, dict[str, Any]], ...] = ()

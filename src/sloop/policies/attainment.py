@@ -1,8 +1,8 @@
 """What a plan attains: the fraction of the expected requests that it is predicted to answer within their deadlines.
 
 It is computed from what the scaling policy saw (forecast, beliefs, deadlines), for a data path that drops what would be
-late, as most systems' do. Without one, an overloaded stage answers everything late, and less is attained than
-predicted; the order of plans is the same.
+late, as that of most systems does. A data path that does not drop lets an overloaded stage answer everything late: then
+less is attained than predicted.
 """
 
 import math
@@ -16,21 +16,22 @@ from sloop.units import NS_PER_MS, NS_PER_S, to_ms
 from sloop.vocabulary import Plan, ReplicaSpec, StagePlan
 
 ROOM = 1.1
-"""Batches are as small as they can be, so long as the replicas carry this many times the expected rate."""
+"""Of the batch sizes, the smallest is assumed with which the replicas serve this many times the expected rate."""
 
 
 class StageService(Struct, frozen=True):
-    """What the replicas of a stage do together."""
+    """What the replicas of a stage serve together."""
 
     servers: float = 0.0
-    """How many there are: 0, or at least 1."""
+    """The number of replicas: 0, or at least 1."""
     capacity_rps: float = 0.0
     """Rows per second."""
     batch_ms: float = math.inf
     """The mean duration of a batch."""
 
     def times(self, fraction: float) -> "StageService":
-        """With this fraction of the cores: fewer replicas, and instead of less than one a slower one."""
+        """The same with this fraction of the cores, 0 to 1: with fewer replicas or, instead of less than one, with a
+        slower one."""
         servers = self.servers * fraction
         if not servers:
             return StageService()
@@ -38,7 +39,7 @@ class StageService(Struct, frozen=True):
 
 
 def services_of(plan: Plan, view: ClusterView) -> dict[str, StageService]:
-    """What the stages of a plan do."""
+    """What each stage of a plan serves, by the beliefs and the demand of the view."""
     stages = {stage.name: stage for stage in view.stages}
     return {each.stage: _service(each, stages[each.stage], view.demand_rps[each.stage]) for each in plan.stages}
 
@@ -46,8 +47,8 @@ def services_of(plan: Plan, view: ClusterView) -> dict[str, StageService]:
 def attained(services: Mapping[str, StageService], view: ClusterView) -> float:
     """The predicted fraction of the requests in time, 0 to 1.
 
-    Each stage has the part of a path's deadline that its batches take of the path's, and gets only what the stages
-    before it have answered in time.
+    The deadline of a path is divided among its stages in proportion to the durations of their batches. A stage gets
+    only the requests that the stages before it have answered in time. Source: `sloop.solvers.queueing.in_time`.
     """
     deadlines_ms = dict.fromkeys(services, math.inf)
     for path in view.paths:
@@ -65,8 +66,8 @@ def attained(services: Mapping[str, StageService], view: ClusterView) -> float:
 
 
 def _service(target: StagePlan, stage: StageView, rate_rps: float) -> StageService:
-    """Batches are as small as they can be while the replicas keep up with the rate; if they cannot, as large as is
-    best."""
+    """With the smallest batches (powers of two) at which the replicas serve `ROOM` times the rate; if there are none,
+    with those at which they serve most."""
     groups = [group for group in target.groups if group.count]
     costs = [(group.count, target.batch_max_of(group), _costs_ns(group.spec, stage)) for group in groups]
     best, size = StageService(), 1
@@ -83,6 +84,7 @@ def _service(target: StagePlan, stage: StageView, rate_rps: float) -> StageServi
 
 
 def _costs_ns(spec: ReplicaSpec, stage: StageView) -> Sequence[int]:
-    """By rows, on the cores that are the replica's own: others may need those that it shares."""
+    """The duration of a batch in ns, by its rows, on the replica's own cores alone: others may need those that it
+    shares."""
     slot = spec.slot if spec.slot.is_capped else structs.replace(spec.slot, is_capped=True)
     return stage.beliefs[spec.variant, slot.hardware].of(spec.shape).costs_ns(slot)

@@ -24,15 +24,15 @@ from sloop.units import ROUNDING
 from sloop.vocabulary import Plan
 
 SIZES: Final = 8
-"""At about so many numbers of cores `Worth` looks at what an application gains."""
+"""For about how many numbers of cores `Worth` computes what an application gains."""
 ASKS: Final = 64
-"""How many plans `Worth` asks for at most, of all applications together."""
+"""The most plans that `Worth` asks for in one decision, of all applications together."""
 PART: Final = 4
-"""In how many parts it divides the smallest replica."""
+"""`Worth` gives cores in multiples of the smallest replica's, divided by this."""
 LEAST: Final = 0.01
-"""The fraction of requests in time below which less is hardly worse."""
+"""Added to the fraction of requests in time, so that the gain is finite where none is in time."""
 RATE_RPS_MIN: Final = 0.1
-"""An application without expected requests counts as if it had so many."""
+"""An application counts as if at least so many requests were expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Priority(Divide):
 
 
 class _MoreCores(NamedTuple):
-    """Some more cores for one application. The smallest is given first."""
+    """A step from `begin` to `end` cores for the application at `place`. Steps are taken in ascending `order`."""
 
     order: tuple[bool, float, float, str]
     place: int
@@ -107,13 +107,14 @@ class Worth(Divide):
     so many cores is predicted to answer in time (`sloop.policies.attainment`). u rises as (weight/x)^fairness, so that
     of equal gains the smallest x/weight is first: α-fairness (Mo and Walrand, "Fair end-to-end window-based congestion
     control", 2000). Cores go to the largest gain per core, along the concave hull of each application's gains (Fox,
-    "Discrete optimization via marginal analysis", 1966). Nobody of the highest weight gets nothing, as long as there
-    are cores for its first step. Cores that an application has count for somewhat more than those that it would get, so
-    that nothing moves for equal worth.
+    "Discrete optimization via marginal analysis", 1966). Each application of the highest weight gets cores, as long
+    as there are enough for its first step. Cores that an application has already count for somewhat more than others,
+    so that none move where gains are equal.
 
-    Applications are asked what they would plan, at about `SIZES` numbers of cores each and `ASKS` times in all. In
-    between, and if there are many of them, a plan with fewer cores is one with more in proportion. Fails where
-    predictions are wrong: for bursts that the forecast misses, and with a data path that drops nothing.
+    It asks for plans with about `SIZES` numbers of cores for each application, and for `ASKS` plans in all. For other
+    numbers of cores, and if there are many applications, it takes the plan with the next larger number, and reduces the
+    replicas in proportion. Fails where predictions are wrong: for bursts that the forecast misses, and with a data path
+    that drops nothing.
     """
 
     is_quick: ClassVar[bool] = False
@@ -122,8 +123,8 @@ class Worth(Divide):
     less the fractions in time differ. Where all are short, one whose requests take k times as long has a fraction that
     is smaller by the factor k^(1/fairness): 1.8 for k = 10."""
     steady: NonNegativeFloat = 0.1
-    """By which part rates may change, where all are short, before cores move: cores that an application has count for
-    so much more than those that it would get."""
+    """By which fraction rates may change, where all are short, before cores move: the cores that an application already
+    has count for so much more."""
     idle: Literal["leave", "use"] = "leave"
     """As in `MaxMin`."""
 
@@ -148,7 +149,7 @@ class Worth(Divide):
 
 
 class _Gains:
-    """What one application gains with how many cores; `asks` is how many plans it may be asked for."""
+    """What one application gains with each number of cores. At most `asks` plans are asked for."""
 
     def __init__(self, claimant: Claimant, asks: int, fairness: float) -> None:
         self._claimant, self._fairness = claimant, fairness

@@ -36,7 +36,7 @@ SLOTS_MAX: Final = 5_000
 """The most slots of the longest deadline. Longer deadlines get coarser slots, so that a decision takes less than 100
 ms."""
 NEVER_MS: Final = 1e12
-"""Of sizes that a stage cannot have."""
+"""The duration of a batch, in ms, for sizes that a stage cannot have."""
 PROBLEMS_KEPT: Final = 1_024
 """More than there are applications in one deployment."""
 

@@ -64,7 +64,7 @@ WORDS: Final[Mapping[str, str]] = {
 
 KINDS: Final[Mapping[str, str]] = {
     "plan": "which replicas the system wants from now on, and the largest batch",
-    "kept": "the same replicas, but the plan now keeps, or misses, the deadline, or refuses another part of the requests",
+    "kept": "the same replicas, but the plan now keeps or misses the deadline, or refuses another part of the requests",
     "lost": "a replica died and is replaced",
     "drain": "a replica stops after its batch",
     "shortage": "no node has room for a replica that is planned",

@@ -144,7 +144,8 @@ class EdgePort:
             Free: self._release,
             Ask: self._ask,
         }
-        """What is done with each record of the edge. It raises `ProtocolError` if that is impossible."""
+        """What is done with each record of the edge. Raises `ProtocolError` for a record that a working edge does not
+        send."""
 
     @property
     def is_fetching(self) -> bool:

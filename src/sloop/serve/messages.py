@@ -293,7 +293,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 FromEdge = Submit | Cancel | Free | Ask | EdgeCounts
 """An edge sends its first record when it accepts connections, and a frame every `HEARTBEAT_S`
-(`sloop.serve.heartbeat`), also if it has nothing to say."""
+(`sloop.serve.heartbeat`), even if it has nothing to report."""
 
 
 # From the deciding process to an edge

@@ -412,7 +412,7 @@ class NodeListener:
         """The oldest first, with what opens them."""
         self._cost_ns = STRANGER_NS + (0 if context is None else measured_ns(context))
         self._time = TimeShare(STRANGERS_SHARE, STRANGERS_MAX * self._cost_ns, time.monotonic_ns)
-        """That strangers may take."""
+        """The share of the time that strangers may take."""
         self._resuming: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         self._is_closed = False

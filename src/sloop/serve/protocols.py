@@ -190,7 +190,8 @@ class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     servable: Servable
     """Its model. `digest` is the one to compare each time that the model is opened, if it is a user's own file, which
     may change. `cut` has the blocks that the worker loads, so that it can have a shadow or begin with a part; None if
-    it loads the file as a whole. There is no `source`, which may contain a password: models may be anybody's code."""
+    it loads the file as a whole. `source` is empty, because it may contain a password, and a model's code may be
+    anybody's."""
     hardware: str
     """The kind of its cores or its accelerator."""
     threads: int = 1

@@ -49,7 +49,7 @@ class FrameKind(IntEnum):
     """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on. From it: it
     does."""
     DEFINE = 4
-    """To the planner: the payload has the key of an application version, and what it consists of; nothing if it has
+    """To the planner: the payload has the key of an application version, and its definition, or none if the version has
     ended."""
     PLAN = 6
     """To the planner: make the plans of request `subject`; the payload has what has changed since the last one. From
@@ -93,11 +93,11 @@ class FrameKind(IntEnum):
     after it started, by their positions. From it: it has all layers."""
     ALONE = 32
     """To a worker: from the next batch on, requests share no forward pass. From it: they do not, because one that did
-    got something else than alone; the payload says what."""
+    got another result than when it ran alone; the payload says which."""
     CONNECT = 34
     """To a part: the socket that follows leads to the next part, or comes from the one before if `subject` is 0. From
-    the last part: that has ended, and no more batches come. Between agents: that of the part `subject` is to come over
-    this connection."""
+    the last part: the connection to the part before has ended, and no more batches come. Between agents: that of the
+    part `subject` is to come over this connection."""
     LARGE = 33
     """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
     it."""
@@ -386,7 +386,7 @@ class FrameLink(Protocol):
 
 
 class PacedLink(FrameLink, Protocol):
-    """One that says when its peer does not read, and can let its peer wait."""
+    """A link that knows whether its peer reads, and can make its peer wait."""
 
     on_drained: Callable[[], None]
 
@@ -420,8 +420,8 @@ class RecordLink:
 
     What comes is of the types of the union `comes`. `acts` has what is done with a record of each type that may come
     now; it can be replaced. `on_end` is called once, with the reason, when the peer closes the socket, violates the
-    format, or sends what has no place now or is refused with a `ProtocolError`; after `close` neither is called.
-    `note_turn` is called after each frame, with the time at which its handling began (`time.monotonic_ns`).
+    format, or sends a record that is not in `acts` or that an act refuses with a `ProtocolError`; after `close` neither
+    is called. `note_turn` is called after each frame, with the time at which its handling began (`time.monotonic_ns`).
     """
 
     def __init__(
@@ -453,7 +453,7 @@ class RecordLink:
             self.say_alive()
 
     def say_alive(self) -> None:
-        """Say that this end lives: send all records now, also if there are none."""
+        """Send all records now, even if there are none: an empty frame says that this end lives."""
         waiting, self._waiting = self._waiting, []
         self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])
 
@@ -469,7 +469,7 @@ class RecordLink:
             for record in self._decoded(frame.payload):
                 act = self.acts.get(type(record))
                 if act is None:
-                    raise ProtocolError(f"{type(record).__name__} has no place now")
+                    raise ProtocolError(f"{type(record).__name__} is not expected now")
                 act(record)
         except ProtocolError as error:
             self._link.close()

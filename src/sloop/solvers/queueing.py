@@ -1,5 +1,5 @@
-"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up. And how
-many of random arrivals are in time.
+"""The queueing model of FA2, IPA and Biscale: how long a batch takes to fill, and how many replicas keep up. And a
+queue with random arrivals: which fraction of them is in time.
 
 Source: Razavi et al., FA2 (RTAS 2022), section on the queueing model; IPA and Biscale use the same. It gives the worst
 case for *evenly spaced* arrivals; under Poisson arrivals, fill times and queues sometimes exceed it.
@@ -40,8 +40,8 @@ def in_time(rate_rps: float, servers: float, capacity_rps: float, service_ms: fl
 
     A request is dropped if as many wait as are served in the time that it has, deadline - service. So this is the loss
     of a queue with bounded room, M/M/c/K (Kleinrock, Queueing Systems, volume 1, section 3.6): Erlang's formula for c
-    servers, and then room that is counted twice, because constant durations make a queue half as long as exponential
-    ones (the factor 2/(c_a² + c_s²) of the heavy-traffic limit, with c_a = 1 and c_s = 0).
+    servers, and then places to wait. These count twice, because constant durations make a queue half as long as
+    exponential ones do (the factor 2/(c_a² + c_s²) of the heavy-traffic limit, with c_a = 1 and c_s = 0).
     """
     if capacity_rps <= 0.0 or service_ms > deadline_ms:
         return 0.0

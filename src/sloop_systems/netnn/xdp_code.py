@@ -691,8 +691,9 @@ class UnitCode:
 
 
 def lock(code: BpfAssembler, registers: KernelMap, at: BpfRegister, contended: str) -> None:
-    """`at` = the registers, for one packet at a time on all processors. Waits a little, then goes to `contended`, where
-    it is dropped: a loss gives no verdict, never a wrong one."""
+    """Load the address of the registers into `at`, and lock them: one packet at a time on all processors. If the lock
+    is not free after a short wait, jump to `contended`, which drops the packet: a lost packet gives no verdict, never a
+    wrong one."""
     code.value_address(at, registers)
     again, got = code.unique("spin"), code.unique("locked")
     code.mov(R1, 0)

@@ -209,7 +209,7 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
 
 
 class LearnStages(Struct, frozen=True, array_like=True, tag=2):
-    """The models and stages whose replicas may be started; of others, nothing will be started again."""
+    """All models and stages whose replicas may be started from now on. The agent forgets all others."""
 
     servables: list[tuple[str, str, Servable]]
     """Stage, variant and model."""
@@ -451,7 +451,7 @@ class AgentSession:
         self.node.learn(servables, record.wirings, threads_prepared=record.threads_prepared)
 
     def _set_holders(self, record: Holders) -> None:
-        """Know who holds arenas with blocks. The deciding process is on this machine if it is `here`."""
+        """Note which processes hold arenas with blocks. The deciding process is on this machine if it is in `here`."""
         self.models.is_beside = 0 in record.here
         self._reader.set_holders({**record.here, self._holder: os.getpid()})
         self._beside.set_holders(record.here)

@@ -114,7 +114,7 @@ TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
 IGNORING: Final = dict.fromkeys(get_args(FromAgent), lambda record: None)
-"""What is done with what an agent still says that is to end."""
+"""The acts for an agent whose connection is to end: what it still sends is ignored."""
 
 _log: Final = logging.getLogger("sloop.backend")
 

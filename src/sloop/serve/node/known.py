@@ -16,8 +16,8 @@ from sloop.vocabulary import LayerSet, ModelWeights, ReplicaSpec
 
 
 class KnownStages:
-    """The models and stages whose replicas a backend may start, and who hears of them; `sloop.serve.protocols.Backend`
-    has what its methods do."""
+    """The models and stages whose replicas a backend may start, and the listener to which it reports events;
+    `sloop.serve.protocols.Backend` says what the methods do."""
 
     def __init__(
         self, servables: Mapping[tuple[str, str], Servable], wirings: Mapping[str, StageWiring], threads_prepared: int

@@ -363,7 +363,7 @@ class LiveNode(KnownStages):
         """See `Backend`. The method for each type of order is registered for it."""
         raise TypeError(f"no order to a node: {order}")
 
-    # Nodes are this machine, and there at once.
+    # Every node is this machine, and so is ready at once.
 
     @order.register
     def _acquire(self, order: actions.AcquireNode) -> None:
@@ -408,7 +408,8 @@ class LiveNode(KnownStages):
 
     @order.register
     def _start(self, order: actions.StartWorker, peers: Peers = NO_PEERS) -> None:
-        """A worker is started here, wherever the order comes from. `peers` are for `NodeModels`."""
+        """Start a worker. All workers start here, also those that a server on another machine has ordered. `peers` are
+        for `NodeModels`."""
         if order.replica is not None:
             self._start_shadow(order, order.replica)
             return
@@ -464,7 +465,8 @@ class LiveNode(KnownStages):
             process = worker.process = spare or self._processes.start(worker.device)
             process.link.attach(partial(self._on_frame, worker), partial(self._give_up, worker))
             setup = _shadow_setup(worker) if isinstance(worker, NodeShadow) else self._setup(worker)
-            # A spare one begins at once, and threads that it starts before it is limited might not be.
+            # Limited first: a spare process begins at once, and threads that it has already started might not be
+            # limited.
             self._actuator.confine(process.pid, max(worker.pool_cores or worker.cores, START_CORES_MIN))
             process.link.send(FrameKind.SETUP, payload=[encode(setup)])
         except (OSError, MachineError) as error:
