@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ from sloop.events import (
     WorkerResized,
     WorkerStopped,
 )
-from sloop.policies.admit import Open
+from sloop.policies.admit import Bounded, Open
 from sloop.policies.divide import Priority, Proportional, Worth
 from sloop.policies.forecast import Last
 from sloop.units import ms, s
@@ -340,6 +341,44 @@ def test_a_plan_refuses_a_fraction_of_the_requests_evenly_and_they_count_as_dema
     assert all(end.retry_after_ns for _, end in refused)
     beside(scene, 1000)
     assert scene.scripts["x"].seen[-1].ingress.buckets[0].arrivals == 200
+
+
+def test_those_that_a_plan_does_not_refuse_wait_no_longer_than_their_deadline() -> None:
+    scene = Deployment({"x": 1.0}, wake_s=60, admit=Bounded(queue_max=1))
+    scene.warm_up()
+    scene.scripts["x"].target = structs.replace(scene.plan("x", 1.0), shed=0.1)
+    scene.act(1000, WOKE)
+    for id in range(1, 5):
+        scene.act(1001, request(id, application="x", at_ms=1001, slo_ms=100))
+    scene.act(1102, WOKE)
+    ends = [action for action in scene.actions if isinstance(action, End)]
+    assert Outcome.DROPPED in [end.outcome for end in ends]
+    assert not scene.core.state.applications["x"].woken
+
+
+@dataclass
+class Keeping(Script):
+    """A policy that keeps its plan as long as nothing that it looks at changes."""
+
+    def plan(self, now_ns: int, view: ClusterView, memory: None) -> tuple[Plan | None, None]:
+        return (None, None) if view.plan is not None else super().plan(now_ns, view, memory)
+
+
+def test_a_kept_plan_refuses_requests_only_as_long_as_the_divide_policy_says_so() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True, divide=Asking(2.0, shed=0.3))
+    for script in scene.scripts.values():
+        script.__class__ = Keeping
+    beside(scene, 0)
+    assert scene.core.plan_of("x").shed == 0.3  # type: ignore[union-attr]
+    actions = beside(scene, 1000)  # both keep their plans, for which the cores suffice
+    assert scene.core.plan_of("x").shed == 0  # type: ignore[union-attr]
+    assert notes(actions) == [("kept", "x"), ("kept", "y")]
+
+
+def test_what_a_divide_policy_refuses_is_a_plain_number_in_the_plan() -> None:
+    scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, obeys=True, divide=Asking(2.0, shed=np.float32(0.5)))  # type: ignore[arg-type]
+    beside(scene, 0)
+    assert type(scene.core.plan_of("x").shed) is float  # type: ignore[union-attr]
 
 
 def test_a_change_of_what_a_plan_refuses_is_noted() -> None:

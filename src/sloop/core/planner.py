@@ -65,6 +65,9 @@ NO_CHOICES: Final[Mapping[str, Policies]] = {}
 Limits = dict[tuple[str, str], float]
 """By application and hardware, the cores of those that cannot have what they want."""
 
+Shares = dict[str, list[CoreShare]]
+"""By application, what the divide policy gives it of each kind of hardware that is short."""
+
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
@@ -126,13 +129,19 @@ class Planner:
                 views[application.key] = self._view(given, application)
             except FAILURES as error:
                 self.failures[application.key] = error
+        shares: Shares = {}
         if len(given.due) + len(given.others) > 1:
-            plans = self._together(given, views)
+            plans, shares = self._together(given, views)
         else:
             plans = {}
             for key, view in views.items():
                 plans[key], self._memories[key] = self._plan(given.now_ns, key, view)
-        made = {key: plan for key, plan in plans.items() if plan is not None}
+        made: dict[str, Plan] = {}
+        for key, view in views.items():
+            if plan := plans.get(key):
+                made[key] = _with_shares(plan, shares.get(key, ()))
+            elif key not in self.failures and (plan := _kept(view.plan, shares.get(key, ()))):
+                made[key] = plan
         for key, plan in made.items():
             if self.policies[key].divide.idle == "use":
                 made[key] = sharing_idle_cores(plan, views[key], given.nodes)
@@ -173,8 +182,9 @@ class Planner:
             self.failures[key] = error
             return None, before
 
-    def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
-        """Plans that together fit the cluster. A policy remembers only the plan that is used."""
+    def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> tuple[dict[str, Plan | None], Shares]:
+        """Plans that together fit the cluster, and what the divide policy says about them. A policy remembers only the
+        plan that is used."""
         kept = [application for application in given.due if application.key not in views]
         given = replace(
             given,
@@ -191,7 +201,7 @@ class Planner:
             self.limits, shares = limits, _ = self._divide(given, wanted, views, alone)
         except FAILURES as error:  # of the divide policy
             self.failures = Failures(dict.fromkeys(views, error))
-            return {}
+            return {}, {}
         short: dict[str, dict[str, float]] = {}
         for (key, hardware), cores in limits.items():
             short.setdefault(key, {})[hardware] = cores
@@ -199,9 +209,7 @@ class Planner:
             plans[key], memories[key] = self._plan_within(given.now_ns, key, views[key], own)
         self._spread_rest(given, views, short, plans, memories)
         self._memories.update(memories)
-        for (key, _), share in shares.items():
-            plans[key] = _with_share(plans[key], share)
-        return plans
+        return plans, shares
 
     def _plan_within(
         self, now_ns: int, key: str, view: ClusterView, limits: Mapping[str, float]
@@ -249,10 +257,10 @@ class Planner:
         wanted: Sequence[CoreDemand],
         views: Mapping[str, ClusterView],
         alone: Mapping[str, Plan | None],
-    ) -> tuple[Limits, dict[tuple[str, str], CoreShare]]:
-        """The limits of the applications that get less than they want, and by application and hardware all shares."""
+    ) -> tuple[Limits, Shares]:
+        """The limits of the applications that get less than they want, and by application all shares."""
         limits: Limits = {}
-        shares: dict[tuple[str, str], CoreShare] = {}
+        shares: Shares = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
             total = _cores_of(given, hardware)
             demands = [demand for demand in wanted if demand.hardware == hardware]
@@ -266,7 +274,7 @@ class Planner:
             divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, claimants)
             for demand, share in zip(demands, divided, strict=True):
                 _check_share(share, demand)
-                shares[demand.key, hardware] = share
+                shares.setdefault(demand.key, []).append(share)
                 if share.cores < demand.cores * (1 - ROUNDING):
                     limits[demand.key, hardware] = _whole(share.cores)
         return limits, shares
@@ -302,12 +310,25 @@ def _check_share(share: CoreShare, demand: CoreDemand) -> None:
         raise InputError(what, help="give 0 cores or more, and a fraction `shed` from 0 to 1")
 
 
-def _with_share(plan: Plan | None, share: CoreShare) -> Plan | None:
-    """The plan with the reason of the divide policy, and the fraction of requests that it refuses."""
-    if plan is None or not (share.why or share.shed):
+def _with_shares(plan: Plan, shares: Sequence[CoreShare]) -> Plan:
+    """The plan with the reasons of the divide policy, and the fraction of requests that it refuses."""
+    if not any(each.why or each.shed for each in shares):
         return plan
-    why = f"{plan.why}; {share.why}" if share.why else plan.why
-    return structs.replace(plan, why=why, shed=max(plan.shed, share.shed))
+    why = "; ".join([plan.why, *(each.why for each in shares if each.why)])
+    return structs.replace(plan, why=why, shed=max(plan.shed, _shed_by(shares)))
+
+
+def _kept(plan: Plan | None, shares: Sequence[CoreShare]) -> Plan | None:
+    """The plan in force, if its policy keeps it and it refuses more or less than the divide policy says now: it may
+    have been made in a shortage that is over."""
+    if plan is None or not plan.has_replicas or plan.shed == _shed_by(shares):
+        return None
+    return structs.replace(plan, shed=_shed_by(shares))
+
+
+def _shed_by(shares: Sequence[CoreShare]) -> float:
+    """A plain number: plans are written to the journal."""
+    return max((float(each.shed) for each in shares), default=0.0)
 
 
 def _cores_of(given: PlanInput, hardware: str) -> float:

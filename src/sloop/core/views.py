@@ -548,7 +548,8 @@ class CoreShare(Struct, frozen=True):
     """Why it gets so many, in one line, which is added to the plan's reason."""
     shed: float = 0.0
     """The fraction of its requests, 0 to 1, to refuse on arrival (`Plan.shed`). If its own plan refuses more, that
-    counts."""
+    counts. A plan that is kept refuses this much, and nothing if there are enough cores, so that the divide policy is
+    not called."""
 
 
 @dataclass(frozen=True, slots=True)
