@@ -118,6 +118,12 @@ def test_the_divide_policy_decides_who_gets_how_many(divide: Any, expected: list
     assert started(scene.act(0, WOKE)) == expected
 
 
+def test_a_core_is_divided_by_worth_among_more_applications_than_it_is_usually_cut_into() -> None:
+    scene = Deployment(dict.fromkeys("abcde", 3.0), cores=1, obeys=True, divide=Worth())
+    beside(scene, 0)
+    assert [scene.planned_cores(key) for key in "abcde"] == [0.2] * 5
+
+
 def test_an_application_without_cores_gets_no_replicas() -> None:
     scene = Deployment({"x": 4.0, "y": 1.0}, cores=4, obeys=True, divide=Priority(), weights={"x": 2.0})
     actions = scene.act(0, WOKE)

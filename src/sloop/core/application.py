@@ -195,8 +195,10 @@ class ApplicationState:
         return False
 
     def wait_for_start(self, request: Request) -> Request:
-        """A request arrives while `is_waking`; returns it with the deadline until which it may wait. It is served late
-        if its own deadline has passed."""
+        """A request arrives: while `is_waking`, returns it with the deadline until which it may wait, else as it is. It
+        is served late if its own deadline has passed."""
+        if not self.is_waking:
+            return request
         until_ns = max(request.deadline_ns, request.arrived_ns + self.parts.wake_ns)
         self.woken[request.id] = until_ns
         for stage in self.all_stages:

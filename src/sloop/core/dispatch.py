@@ -117,8 +117,7 @@ class DataPath:
                 why = f"the plan refuses {state.shed:.1%} of all requests, so that the others are in time"
                 out.append(End(request.id, Outcome.REJECTED, why, RETRY_NS_MIN))
                 return
-            if state.is_waking:
-                patient = state.wait_for_start(request)
+            patient = state.wait_for_start(request)
         for stage in self._entries_of(request) if request.enters else self._entries:
             queued = stage.monitor.waiting
             if stage.queue.is_mixed:

@@ -28,7 +28,7 @@ SIZES: Final = 8
 ASKS: Final = 64
 """The most plans that `Worth` asks for in one decision, of all applications together."""
 PART: Final = 4
-"""`Worth` gives cores in multiples of the smallest replica's, divided by this."""
+"""`Worth` gives cores in multiples of the smallest replica's, divided by this, or of the equal part, if that is less."""
 LEAST: Final = 0.01
 """Added to the fraction of requests in time, so that the gain is finite where none is in time."""
 RATE_RPS_MIN: Final = 0.1
@@ -129,7 +129,8 @@ class Worth(Divide):
     """As in `MaxMin`."""
 
     def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
-        gains = [_Gains(each, ASKS // len(claimants), self.fairness) for each in claimants]
+        count = len(claimants)
+        gains = [_Gains(each, ASKS // count, self.fairness, total / count) for each in claimants]
         highest = max(each.weight for each in claimants)
         found, left = [0.0] * len(gains), total
         for step in sorted(step for place, own in enumerate(gains) for step in own.steps(place, self.steady, highest)):
@@ -149,16 +150,17 @@ class Worth(Divide):
 
 
 class _Gains:
-    """What one application gains with each number of cores. At most `asks` plans are asked for."""
+    """What one application gains with each number of cores. At most `asks` plans are asked for; `equal` is how many cores
+    each would have if all had the same."""
 
-    def __init__(self, claimant: Claimant, asks: int, fairness: float) -> None:
+    def __init__(self, claimant: Claimant, asks: int, fairness: float, equal: float) -> None:
         self._claimant, self._fairness = claimant, fairness
         self._rate_rps = max(RATE_RPS_MIN, claimant.view.forecast_rps)
         self._present = cores_by_hardware(claimant.view.plan).get(claimant.hardware, 0.0)
         slots = [group.spec.slot for target in claimant.alone.stages for group in target.groups if group.count]
         unit = min((slot.cores for slot in slots if slot.hardware == claimant.hardware), default=1.0)
         unit = min(1.0, unit, claimant.cores) or 1.0
-        self.part = unit / PART
+        self.part = min(unit / PART, equal or unit)
         wanted, sizes = claimant.cores, {min(self._present, claimant.cores)}
         units = math.ceil(wanted / unit - ROUNDING)
         sizes |= {min(wanted, unit * round(units * n / SIZES)) for n in range(1, SIZES + 1)}
