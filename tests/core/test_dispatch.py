@@ -248,20 +248,33 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
     assert started(scene.actions, "a").requests == (2,)
 
 
-def test_drop_policies_that_look_ahead_are_shown_what_waits_at_later_stages() -> None:
+def busy_chain(deadline_ms: float) -> Scene:
     """`b` runs one request and five wait, which take 3.5 ms each in full batches, then 11 ms each there and at `c`."""
     scene = on(CHAIN, drop=PredictiveDrop(proactive=True))
     for count in (1, 4, 1):
         at_ms = 20 * len(scene.actions)
-        scene.act(at_ms, *[request(at_ms + number, at_ms=at_ms) for number in range(count)])
+        slo_ms = deadline_ms - at_ms
+        scene.act(at_ms, *[request(at_ms + number, at_ms=at_ms, slo_ms=slo_ms) for number in range(count)])
         while scene.application.stages["a"].pool.running:
             (running,) = scene.application.stages["a"].pool.running.values()
             scene.act(at_ms + 15, Finished(running.id, R0, ms(11)))
     assert (scene.application.stages["b"].monitor.running, scene.application.stages["b"].monitor.waiting) == (1, 5)
+    return scene
+
+
+def test_drop_policies_that_look_ahead_are_shown_what_waits_at_later_stages() -> None:
+    scene = busy_chain(deadline_ms=530)
     scene.act(500, request(8, at_ms=500, slo_ms=39.4))
     assert outcomes(scene) == {8: Outcome.DROPPED}
     scene.act(500, request(9, at_ms=500, slo_ms=39.5))
     assert outcomes(scene) == {8: Outcome.DROPPED}
+    assert scene.application.stages["a"].pool.running
+
+
+def test_what_waits_at_later_stages_does_not_delay_a_request_that_comes_before_it_there() -> None:
+    scene = busy_chain(deadline_ms=1000)
+    scene.act(500, request(8, at_ms=500, slo_ms=39.4))
+    assert not outcomes(scene)
     assert scene.application.stages["a"].pool.running
 
 

@@ -16,7 +16,7 @@ from sloop.core.stage import StageState
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.sizes import GRID, SizeClasses
 from sloop.units import NS_PER_S
-from sloop.vocabulary import ReplicaId, Request, RequestId, version_key
+from sloop.vocabulary import ReplicaId, Request, RequestId, Visit, version_key
 
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
@@ -243,9 +243,14 @@ class ApplicationState:
             queue = self.stages[name].queue
             queue.remaining_ns, queue.remaining_full_ns = remaining_ns
 
-    def expect_remaining(self, stage: StageState) -> None:
-        """Replace a stage's lower bound of the time to the answer by the expected time (`Drop.proactive`)."""
-        loads = {name: each.backlog for name, each in self.stages.items()}
+    def expect_remaining(self, now_ns: int, stage: StageState) -> None:
+        """Replace a stage's lower bound of the time to the answer by the expected time of its first visit
+        (`Drop.proactive`)."""
+        if not stage.queue.visits:
+            return
+        first = stage.queue.visits[0]
+        visit = Visit(first.request, stage.name, now_ns, first.deadline_ns)
+        loads = {name: each.backlog(visit) for name, each in self.stages.items()}
         found = expected_times(self.graph, stage.name, loads, self.edge_history)
         stage.queue.remaining_ns, stage.queue.remaining_full_ns = found
 

@@ -381,7 +381,7 @@ class DataPath:
 
     def _dispatch_proactively(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
         """As `dispatch` or `_dispatch_lanes`, with the expected times of later stages instead of lower bounds."""
-        self._state.expect_remaining(stage)
+        self._state.expect_remaining(now_ns, stage)
         start = self._dispatch_lanes if stage.queue.is_mixed else self.dispatch
         return start(now_ns, stage, out)
 

@@ -151,7 +151,7 @@ class StageBacklog(NamedTuple):
     """What waits and runs at a stage now, for `expected_times`. Times are nanoseconds."""
 
     waiting: int
-    """Rows in its queue."""
+    """Rows in its queue that come before the visit."""
     running: int
     """Rows in its batches."""
     row_ns: int
@@ -168,11 +168,11 @@ def expected_times(
     """The expected time, in ns, from the end of the stage `start` to the answer, for a visit that begins there now:
     once with batches as large as those that run at the later stages (`loads`), once with full ones.
 
-    As `remaining_times`, but a later stage takes the visit only after the work before it: what waits at this stage, and
-    what waits or runs between `start` and it. For each later stage, the time until this work is done plus the time from
-    there to the answer is a candidate; the result is the longest of these and the time without any waiting. Stages
-    behind edges that are not certain to be taken, and graphs with declared paths, are computed without waiting. Method:
-    PARD (arXiv 2602.08747).
+    As `remaining_times`, but a later stage takes the visit only after the work before it: what waits before it at this
+    stage, and what waits so or runs between `start` and it. For each later stage, the time until this work is done plus
+    the time from there to the answer is a candidate; the result is the longest of these and the time without any
+    waiting. Stages behind edges that are not certain to be taken, and graphs with declared paths, are computed without
+    waiting. Method: PARD (arXiv 2602.08747).
     """
     history = history or EdgeHistory(graph)
     remaining_ns = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()}, history)

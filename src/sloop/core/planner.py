@@ -139,7 +139,7 @@ class Planner:
         made: dict[str, Plan] = {}
         for key, view in views.items():
             if plan := plans.get(key):
-                made[key] = _with_shares(plan, shares.get(key, ()))
+                made[key] = _with_shares(plan, shares[key]) if key in shares else plan
             elif key not in self.failures and (plan := _kept(view.plan, shares.get(key, ()))):
                 made[key] = plan
         for key, plan in made.items():

@@ -15,7 +15,7 @@ from sloop.core.lanes import LOOKED_AT, DrainTimes, LaneKey, MixedQueue
 from sloop.core.life import INCOMPLETE
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Drop, Order, ServiceGap
-from sloop.core.queue import Queue
+from sloop.core.queue import Queue, rows_of
 from sloop.core.rates import BatchLimits
 from sloop.core.replica import STALL_FACTOR, ReplicaPool, ReplicaWorker, RunningBatch
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
@@ -218,14 +218,16 @@ class StageState:
         own_ns = self._costs_of(bound, visit.rows)[1] + rest_ns if self.ran_lately(now_ns, bound) else 0
         return max(self.times.startup_ns, times.before(key, bisect_right(queue.keys, key))) + own_ns
 
-    @property
-    def backlog(self) -> StageBacklog:
-        """What waits and runs here now. If no batch runs, the next one is assumed to have one row."""
+    def backlog(self, visit: Visit) -> StageBacklog:
+        """What runs here now, and what waits here and would come before a visit. If no batch runs, the next one is
+        assumed to have one row."""
+        queue, waiting = self.queue, self.monitor.waiting
+        before = bisect_right(queue.keys, queue.key(visit))
+        if before < len(queue.visits):
+            waiting = rows_of(queue.visits[:before])
         batches, running = len(self.pool.running), self.monitor.running
         rows = max(1, round(running / batches)) if batches else 1
-        return StageBacklog(
-            self.monitor.waiting, running, self.times.row_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
-        )
+        return StageBacklog(waiting, running, self.times.row_ns, self.pool.least_ns()[0], self.pool.least_ns(rows=rows))
 
     def ran_lately(self, now_ns: int, size: int) -> bool:
         """Whether rows of this class of sizes have run lately, so that what they take is known."""

@@ -28,7 +28,7 @@ SIZES: Final = 8
 ASKS: Final = 64
 """The most plans that `Worth` asks for in one decision, of all applications together."""
 PART: Final = 4
-"""`Worth` gives cores in multiples of the smallest replica's, divided by this, or of the equal part, if that is less."""
+"""`Worth` gives cores in multiples of the smallest replica's, divided by this; of equal shares if these are less."""
 LEAST: Final = 0.01
 """Added to the fraction of requests in time, so that the gain is finite where none is in time."""
 RATE_RPS_MIN: Final = 0.1
@@ -150,8 +150,8 @@ class Worth(Divide):
 
 
 class _Gains:
-    """What one application gains with each number of cores. At most `asks` plans are asked for; `equal` is how many cores
-    each would have if all had the same."""
+    """What one application gains with each number of cores. At most `asks` plans are asked for; `equal` is how many
+    cores each application would have if all had the same."""
 
     def __init__(self, claimant: Claimant, asks: int, fairness: float, equal: float) -> None:
         self._claimant, self._fairness = claimant, fairness
