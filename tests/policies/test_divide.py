@@ -63,7 +63,7 @@ def overloads(draw: st.DrawFn) -> tuple[float, list[Claimant]]:
     return draw(st.floats(0, 1)) * sum(demand.cores for demand in demands), demands
 
 
-@pytest.mark.parametrize("name", POLICIES["divide"])
+@pytest.mark.parametrize("name", POLICIES["divide"].own)
 @laws
 @given(given_=overloads())
 def test_all_cores_are_used_and_nobody_gets_more_than_it_wants(name: str, given_: tuple[float, list[Claimant]]) -> None:
@@ -75,7 +75,7 @@ def test_all_cores_are_used_and_nobody_gets_more_than_it_wants(name: str, given_
     assert cores == divided(policy, total, list(demands))
 
 
-@pytest.mark.parametrize("name", POLICIES["divide"])
+@pytest.mark.parametrize("name", POLICIES["divide"].own)
 @laws
 @given(given_=overloads(), seed=st.randoms(use_true_random=False))
 def test_the_order_of_applications_does_not_matter(name: str, given_: tuple[float, list[Claimant]], seed: Any) -> None:
