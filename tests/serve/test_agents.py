@@ -668,7 +668,7 @@ def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monke
         (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
         assert [each.worker for each in kept] == [A]
         session.node._give_up(session.node.workers[A], "it died")
-        with pytest.raises(ProtocolError, match="is started, which is there"):
+        with pytest.raises(ProtocolError, match="is to be started, but exists already"):
             session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
         session.acts[NodeOrder](NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
         assert sent[-1] == AgentReport(WorkerLost(A, "it died"))

@@ -62,7 +62,7 @@ NO_SHARES: Final = "write `return [CoreShare(each) for each in cores]`"
 NO_CHOICES: Final[Mapping[str, Policies]] = {}
 """Of an application whose policies decide all the time."""
 
-Limits = dict[tuple[str, str], float]
+CoreLimits = dict[tuple[str, str], float]
 """By application and hardware, the cores of those that cannot have what they want."""
 
 Shares = dict[str, list[CoreShare]]
@@ -86,7 +86,7 @@ class Planner:
         self._memories: dict[str, Any] = {}
         self.failures = Failures()
         """The exceptions of policies in the last plans, by application."""
-        self.limits: Limits = {}
+        self.limits: CoreLimits = {}
         """The limits of the last plans."""
 
     def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
@@ -257,9 +257,9 @@ class Planner:
         wanted: Sequence[CoreDemand],
         views: Mapping[str, ClusterView],
         alone: Mapping[str, Plan | None],
-    ) -> tuple[Limits, Shares]:
+    ) -> tuple[CoreLimits, Shares]:
         """The limits of the applications that get less than they want, and by application all shares."""
-        limits: Limits = {}
+        limits: CoreLimits = {}
         shares: Shares = {}
         for hardware in dict.fromkeys(demand.hardware for demand in wanted):
             total = _cores_of(given, hardware)
@@ -279,7 +279,9 @@ class Planner:
                     limits[demand.key, hardware] = _whole(share.cores)
         return limits, shares
 
-    def _claimant(self, now_ns: int, demand: CoreDemand, view: ClusterView, alone: Plan, limits: Limits) -> Claimant:
+    def _claimant(
+        self, now_ns: int, demand: CoreDemand, view: ClusterView, alone: Plan, limits: CoreLimits
+    ) -> Claimant:
         """An application's demand as the divide policy sees it. `limits` has the limits of other kinds of hardware, on
         which it has decided already."""
         key, hardware = demand.key, demand.hardware

@@ -262,7 +262,7 @@ class LayerPipeline:
 
     @property
     def oldest(self) -> Replica | None:
-        """The member whose batch is ahead of all others, which wait for it."""
+        """The member with the oldest batch; the batches of all others wait for it."""
         running = [member for member in self.members if member.batch is not None]
         return min(running, key=_batch_of, default=None)
 

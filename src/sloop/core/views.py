@@ -349,7 +349,7 @@ class BatchDevice(Protocol):
     @property
     def batch_max(self) -> int:
         """The largest batch allowed on the replica, in visits; at least 1. If as many visits wait, but no lane fills
-        it, it is all visits of this lane: with many lanes, none might ever fill one."""
+        it, it is the number of visits in this lane: with many lanes, none might ever fill one."""
         ...
 
     @property

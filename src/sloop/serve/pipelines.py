@@ -169,8 +169,8 @@ class PartPipes:
         self, batch: int, passed: PassedBatch, passes: Sequence[Sequence[Tensor]], say: Callable[[], None]
     ) -> None:
         """Give a batch to the worker after, with the tensors of each forward pass, and `say` so; before that, if the
-        worker does not take all of it at once, because then it is for that one to go on. If that has ended, the batch
-        ends here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
+        worker does not take all of it at once, because from then on the next worker determines when it continues. If
+        that has ended, the batch ends here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
         if self.after is not None:
             self._send(self.after, batch, passed, passes, say)
         else:

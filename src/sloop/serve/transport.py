@@ -450,9 +450,9 @@ class RecordLink:
     def flush(self) -> None:
         """Send all records now."""
         if self._waiting:
-            self.say_alive()
+            self.send_now()
 
-    def say_alive(self) -> None:
+    def send_now(self) -> None:
         """Send all records now, even if there are none: an empty frame says that this end lives."""
         waiting, self._waiting = self._waiting, []
         self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])

@@ -51,7 +51,7 @@ from sloop_systems.faro.solver import (
 )
 
 CORES = 1.0
-"""Of a worker."""
+"""Cores of one worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -469,7 +469,7 @@ class AgentSession:
             case AdoptWorker() as order:
                 self._adopt(order)
             case StartWorker(worker) if worker in self.node.workers or worker in self._unadopted:
-                raise ProtocolError(f"worker {worker} is started, which is there")
+                raise ProtocolError(f"worker {worker} is to be started, but exists already")
             case StartWorker() | Transfer() as order:
                 self.node.order(order, record.peers)
             case order:

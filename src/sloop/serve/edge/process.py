@@ -238,7 +238,7 @@ class EdgeProcess:
         os._exit(1)
 
     def _send_heartbeat(self) -> None:
-        self._link.say_alive()
+        self._link.send_now()
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     def _count(self) -> None:

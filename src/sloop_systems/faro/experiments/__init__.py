@@ -163,7 +163,7 @@ def best_of(found: Found, trials: Iterable[FaroTrial], field: str = "violations"
 
 
 def published_rows(found: Found, *, quick: bool) -> list[Row]:
-    """By how much the best variant is better than the least bad and the worst baseline, in violations (their mean rate
+    """By how much the best variant is better than the best and the worst baseline, in violations (their mean rate
     by minute) and lost utility."""
     rows: list[Row] = []
     for printed in PRINTED:
