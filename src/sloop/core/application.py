@@ -15,14 +15,11 @@ from sloop.core.replica import Replica
 from sloop.core.stage import StageState
 from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
 from sloop.sizes import GRID, SizeClasses
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, ROUNDING
 from sloop.vocabulary import ReplicaId, Request, RequestId, Visit, version_key
 
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
-
-GOLDEN = 0x9E3779B9
-"""2³² divided by the golden ratio."""
 
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
@@ -129,6 +126,8 @@ class ApplicationState:
         yet. Set by `set_waking`."""
         self.shed = 0.0
         """The fraction of requests that the plan in force refuses (`Plan.shed`). Set by `shed_requests`."""
+        self.to_shed = 0.0
+        """How many of the requests so far should have been refused, and were not; below 1."""
         self.is_special = self.is_waking
         """Whether arrivals are refused, all or some, or may wait for a start. The data path reads only this
         at each arrival, so that an ordinary one costs no more."""
@@ -163,11 +162,13 @@ class ApplicationState:
         self.shed = fraction
         self._note_special()
 
-    def sheds(self, request: Request) -> bool:
-        """Whether the request is one of those that are refused. The fractional parts of multiples of the golden ratio
-        are spread evenly between 0 and 1. So also of a few requests in sequence, the right part is below `shed`
-        (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
-        return request.id * GOLDEN % 2**32 < self.shed * 2**32
+    def sheds_next(self) -> bool:
+        """Whether the request that arrives now is one of those that are refused, which are spread evenly."""
+        self.to_shed += self.shed
+        if self.to_shed < 1 - ROUNDING:
+            return False
+        self.to_shed -= 1
+        return True
 
     def _note_special(self) -> None:
         self.is_special = bool(self.refuses or self.shed) or self.is_waking

@@ -264,7 +264,7 @@ class ControlPath:
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
             out.append(actions.Decided("rest", why, application=state.key))
             if state.parts.wake_ns:
-                application.rested_from = application.plan
+                application.rested_from = application.plan and structs.replace(application.plan, shed=0.0)
             self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
         if quiet_ns <= QUIET_NS + state.policies.scale.period_ns or len(self._applications) == 1:

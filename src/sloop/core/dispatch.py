@@ -112,7 +112,7 @@ class DataPath:
             if state.refuses:
                 out.append(End(request.id, Outcome.REJECTED, state.refuses, RETRY_NS_MIN))
                 return
-            if state.shed and state.sheds(request):
+            if state.shed and state.sheds_next():
                 state.ingress.refuse(request.deadline_ns - now_ns, request.rows)
                 why = f"the plan refuses {state.shed:.1%} of all requests, so that the others are in time"
                 out.append(End(request.id, Outcome.REJECTED, why, RETRY_NS_MIN))

@@ -287,6 +287,9 @@ class Planner:
         key, hardware = demand.key, demand.hardware
 
         def plan(cores: float) -> Plan | None:
+            if not 0 <= cores < math.inf:
+                what = f"the divide policy asks what {key!r} would plan with {cores} cores of {hardware!r}"
+                raise InputError(what, help="ask for 0 cores or more")
             own = {kind: limit for (name, kind), limit in limits.items() if name == key}
             before = self.failures.get(key)
             made, _ = self._plan_within(now_ns, key, view, own | {hardware: _whole(cores)})

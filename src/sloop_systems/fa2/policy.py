@@ -101,7 +101,7 @@ class EqualReplicasProblem:
             return self.plan(otherwise, why, feasible=False)
         why = f"the solver gave up after {failure.nodes} nodes"
         if self.view.plan is not None:
-            return structs.replace(self.view.plan, why=f"{why}: kept as it was", feasible=False, gave_up=True)
+            return structs.replace(self.view.plan, why=f"{why}: kept as it was", feasible=False, gave_up=True, shed=0.0)
         found = self.plan(otherwise, f"{why}: {self.describe(otherwise)}", feasible=False)
         return structs.replace(found, gave_up=True)
 

@@ -219,13 +219,17 @@ class Ipa(Scale):
         """The plan if the solver found no solution although one may exist: the current plan, if there is one."""
         why = f"{problem.rate}: the solver gave up with nothing found"
         if problem.view.plan is not None:
-            return structs.replace(problem.view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=True)
+            return structs.replace(
+                problem.view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=True, shed=0.0
+            )
         return structs.replace(problem.best_effort(why), gave_up=True)
 
     def _infeasible(self, problem: "IpaProblem") -> Plan:
         why = f"{problem.rate}: {problem.infeasibility()}"
         if self.infeasible == "hold" and problem.view.plan is not None:
-            return structs.replace(problem.view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=False)
+            return structs.replace(
+                problem.view.plan, why=f"{why}; kept as it was", feasible=False, gave_up=False, shed=0.0
+            )
         return problem.best_effort(why)
 
 
