@@ -164,10 +164,10 @@ def test_of_many_sizes_each_has_one_body() -> None:
     assert [tensors[0].shape for tensors in made] == [(1, size) for size in range(1, 100)]
 
 
-def test_sizes_are_those_of_the_first_dimension_where_only_that_is_open() -> None:
+def test_sizes_are_those_of_the_first_dimension_where_a_shape_says_so() -> None:
     """As of a sound, whose model has no batch: its metadata do not say that the frames are no rows."""
     sound = ModelMetadata(inputs=(Port("frames", "FP32", (-1, 4)), Port("state", "FP32", (1, 1, 8))))
-    made = list(made_up(sound, {}, [Work(1, 31), Work(1, 156)], seed=1, where="m"))
+    made = list(made_up(sound, {"frames": (-1, 4)}, [Work(1, 31), Work(1, 156)], seed=1, where="m"))
     assert {tensors[0].shape for tensors in made} == {(31, 4), (156, 4)}
     assert {tensors[1].shape for tensors in made} == {(1, 1, 8)}
 

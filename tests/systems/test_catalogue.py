@@ -54,7 +54,7 @@ _VERTICAL = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="ful
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
-    "elastic": (Edf(), WorkConserving(), *_VERTICAL[2:], Last(window_ns=s(2))),
+    "elastic": (Edf(), Deadline(), *_VERTICAL[2:], Last(window_ns=s(2))),
     "vertical-only": (*_VERTICAL, Last(window_ns=s(2))),
     "early-drop": (
         Edf(),

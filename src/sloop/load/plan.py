@@ -206,8 +206,8 @@ def made_up(
     ports = [structs.replace(one, shape=tuple(shapes.get(one.name, one.shape))) for one in metadata.inputs]
     brings_sizes, brings_rows = any(work.size for work in works), any(work.rows > 1 for work in works)
     if brings_sizes and not brings_rows and not any(port.open_places for port in ports):
-        # The first dimension is what differs: of a model without a batch, whose metadata do not say so.
-        ports = [structs.replace(one, has_rows=one.has_rows and not one.counts_rows) for one in ports]
+        # Metadata do not say that a model takes no batches, so that its first dimension is a size: --shape says it.
+        ports = [structs.replace(one, has_rows=one.has_rows and one.name not in shapes) for one in ports]
     _check_works(ports, works, where)
     rng = stream(seed, "inputs")
     for work in works:
@@ -223,7 +223,10 @@ def _check_works(ports: Sequence[Port], works: Sequence[Work], where: str) -> No
         help = "leave `rows` out, or give the inputs with -1 as their first dimension (--shape)"
         raise InputError("no input of the model has an open number of rows", where=where, help=help)
     if not any(port.open_places for port in ports) and any(work.size for work in works):
-        help = "leave `sizes` out, or give the inputs with -1 as an open dimension (--shape)"
+        help = (
+            "leave `sizes` out, or give the inputs with -1 as an open dimension (--shape); -1 as the first one of a "
+            "model that takes no batches"
+        )
         raise InputError("all rows of the model's inputs are equally large", where=where, help=help)
 
 
