@@ -46,7 +46,7 @@ FOLDER: Final = Path(__file__).parent
 FILE: Final = FOLDER / "recorded.json"
 HEX: Final = 16
 """Characters of a digest: 64 bits."""
-PUBLICATIONS: Final = 9
+PUBLICATIONS: Final = 10
 """Folders of all; where some are not there, neither are scenes with their profiles."""
 NEAR: Final = 0.05
 """On other machines, by what part a number may differ: a plan that turned at a tie."""
