@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import AdoptWorker, End, StartWorker
+from sloop.actions import AdoptWorker, End, StartWorker, StopWorker
 from sloop.core import Core, control, pipeline, provision
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
@@ -379,14 +379,14 @@ def answer_no_shrink(patch: pytest.MonkeyPatch) -> None:
 
 
 def await_a_batch_before_a_stop(patch: pytest.MonkeyPatch) -> None:
-    real = LiveNode._stop
+    real = vars(LiveNode)["order"]
 
-    def stop(self: LiveNode, number: Any) -> None:
-        worker = self.workers.get(number)
+    def order(self: LiveNode, order: Any, *peers: Any) -> None:
+        worker = self.workers.get(order.worker) if isinstance(order, StopWorker) else None
         if worker is None or worker.phase is not WorkerPhase.BUSY:
-            real(self, number)
+            real.__get__(self, LiveNode)(order, *peers)
 
-    patch.setattr(LiveNode, "_stop", stop)
+    patch.setattr(LiveNode, "order", order)
 
 
 def keep_what_the_server_does_not(patch: pytest.MonkeyPatch) -> None:

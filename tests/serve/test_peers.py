@@ -279,7 +279,7 @@ def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
         def look(*_: object) -> None:
             found.append(module.known_file(folder, key, "big.bin") is not None)
 
-        for name in ("_sync", "_write", "locked_file"):
+        for name in ("sync", "_write", "locked_file"):
             monkeypatch.setattr(kept, name, looking_before(getattr(kept, name), look))
         monkeypatch.setattr(Path, "unlink", looking_before(Path.unlink, look))
         commit = type(folder).commit
