@@ -47,7 +47,7 @@ from sloop.serve.copies import ExaminedModels, ModelCopy
 from sloop.serve.weights.folder import ModelFolder, usual_folder
 from sloop.serve.weights.sources import ModelSource
 from sloop.systems import build_system
-from sloop.systems.mix import WorkMix, refusal_of
+from sloop.systems.mix import WORKS_MAX, WorkMix, refusal_of
 from sloop.systems.system import is_system_file
 from sloop.tensor import Port, Signature
 from sloop.text import counted, listed
@@ -337,8 +337,9 @@ def with_works(trace: Trace, rows: str | None, sizes: str | None, *, seed: int) 
 
 
 def mix_of(trace: Trace, application: Application) -> WorkMix:
-    """What the first `WORKS` requests of a trace bring on average. InputError if a server would refuse some of them."""
-    works = first_works(trace, WORKS)
+    """What the first `WORKS_MAX` requests of a trace bring on average. InputError if a server would refuse some of
+    them."""
+    works = first_works(trace, WORKS_MAX)
     if (refused := refusal_of(works, application)) is not None:
         raise InputError(refused.what, where=f"--{refused.key}", help=refused.help)
     return WorkMix.of(works)
@@ -406,9 +407,6 @@ class Number(click.FloatRange):
         """The range as text; empty without bounds, for which click would write `x<=None`."""
         return "" if self.min is None and self.max is None else super()._describe_range()
 
-
-WORKS: Final = 10_000
-"""The rows and sizes of the first so many requests of a trace make the mean that is planned for."""
 
 slo_option = click.option(
     "--slo-ms",

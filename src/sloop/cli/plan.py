@@ -11,7 +11,6 @@ from rich.console import RenderableType
 
 from sloop.app.application import Deployment
 from sloop.cli.command import (
-    WORKS,
     AppPath,
     CommandOutput,
     Rate,
@@ -33,7 +32,7 @@ from sloop.cli.command import (
 )
 from sloop.profile.passes import MachineSpeed
 from sloop.report.tables import Cell, Table
-from sloop.systems.mix import WorkMix
+from sloop.systems.mix import WORKS_MAX, WorkMix
 from sloop.systems.planning import Arrivals, PlanReport, StageReport, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
@@ -111,7 +110,7 @@ def _mixes(
 ) -> dict[str, WorkMix]:
     """The rows and sizes of the requests of each application: as --rows and --sizes say, otherwise as the trace of the
     scenario in APP says, otherwise one row of the only size."""
-    ordinary = generated(Equal(1.0), seed=0, duration_ns=s(WORKS))
+    ordinary = generated(Equal(1.0), seed=0, duration_ns=s(WORKS_MAX))
     is_scenario = len(apps) == 1 and isinstance(apps[0], Path) and has_traces(apps[0])
     found: dict[str, WorkMix] = {}
     for each in deployment.applications:

@@ -924,10 +924,9 @@ class ControlPath:
             return
         if pipeline is not None:
             pipeline.silent = batch.id, replica.id
-        others = [owner] if pipeline is None else pipeline.members
-        has_run = any(
-            each.batches > int(each.batch is not None) for each in others
-        )  # a first batch may take far longer
+        workers = [owner] if pipeline is None else pipeline.members
+        # A first batch may take far longer than others.
+        has_run = any(each.batches > int(each.batch is not None) for each in workers)
         if has_run and owner.stage.hangs(batch, event.silent_ns):
             ran, cost = in_s(now_ns - batch.started_ns), in_ms(batch.cost_ns)
             why = f"it hangs: its batch has run for {ran}, where {cost} are expected, and nothing holds it up"

@@ -469,7 +469,7 @@ class DataPath:
 
     def _look_for_hopeless(
         self, now_ns: int, stage: StageState, queue: Queue | Lane, keep: int, rate: ServiceRate | None = None
-    ) -> "_Hopeless":
+    ) -> _Hopeless:
         """Scan the queue from its head until `keep` visits stay. Without a rate, visits are hopeless that have too
         little time even for the later stages."""
         is_hopeless, found = self._is_hopeless, _Hopeless()
@@ -492,7 +492,7 @@ class DataPath:
         return found
 
     def _remove(
-        self, now_ns: int, stage: StageState, queue: Queue | Lane, found: "_Hopeless", why: str, out: list[Action]
+        self, now_ns: int, stage: StageState, queue: Queue | Lane, found: _Hopeless, why: str, out: list[Action]
     ) -> None:
         """Remove what a scan has found, and drop the hopeless ones."""
         for _, visit, least_ns in found.hopeless:

@@ -198,10 +198,11 @@ class Planner:
         alone = {each.key: plans[each.key] or each.plan for each in given.due}
         wanted = [demand for each in given.due for demand in _demands(each, alone[each.key])]
         try:
-            self.limits, shares = limits, _ = self._divide(given, wanted, views, alone)
+            limits, shares = self._divide(given, wanted, views, alone)
         except FAILURES as error:  # of the divide policy
             self.failures = Failures(dict.fromkeys(views, error))
             return {}, {}
+        self.limits = limits
         short: dict[str, dict[str, float]] = {}
         for (key, hardware), cores in limits.items():
             short.setdefault(key, {})[hardware] = cores

@@ -29,7 +29,7 @@ from sloop.serve.processes import begin, own_stdout, set_priority
 from sloop.sim.foretell import foretell
 from sloop.sim.scenarios import chosen_systems, run_systems
 from sloop.sim.traffic import recorded_traffic
-from sloop.systems.mix import WorkMix
+from sloop.systems.mix import WORKS_MAX, WorkMix
 from sloop.systems.planning import explain_plan
 from sloop.systems.replay import ServedApplications, system_of
 from sloop.systems.setup import set_up
@@ -39,8 +39,6 @@ from sloop.workload import Work
 
 SYSTEMS_MAX: Final = 8
 LAST_S_MAX: Final = 3_600.0
-WORKS: Final = 10_000
-"""Of so many of the last requests the rows and sizes are planned for."""
 PEEKED_LINES: Final = 2_000
 """Lines of a segment that are read to find its first request."""
 
@@ -81,7 +79,7 @@ def brought_lately(log: RecordedLog, deployment: Deployment) -> dict[str, WorkMi
     first, works = deployment.applications[0].name, dict[str, deque[Work]]()
     for _, record in log:
         if isinstance(record, Request):
-            own = works.setdefault(record.application or first, deque(maxlen=WORKS))
+            own = works.setdefault(record.application or first, deque(maxlen=WORKS_MAX))
             own.append(Work(record.rows, record.size))
     return {name: WorkMix.of(tuple(own)) for name, own in works.items()}
 

@@ -70,8 +70,9 @@ def _service(target: StagePlan, stage: StageView, rate_rps: float) -> StageServi
     with those at which they serve most."""
     groups = [group for group in target.groups if group.count]
     costs = [(group.count, target.batch_max_of(group), _costs_ns(group.spec, stage)) for group in groups]
+    largest = max((batch_max for _, batch_max, _ in costs), default=0)
     best, size = StageService(), 1
-    while size == 1 or size // 2 < max((batch_max for _, batch_max, _ in costs), default=0):
+    while size // 2 < largest:
         rates = [count * min(size, most) * NS_PER_S / own_ns[min(size, most)] for count, most, own_ns in costs]
         servers, capacity_rps = sum(count for count, _, _ in costs), sum(rates)
         if capacity_rps > best.capacity_rps:

@@ -48,7 +48,7 @@ from sloop.sim.truth.sharing import ProcessesWork, SharingTruth, alone
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems import build_system
-from sloop.systems.mix import refusal_of
+from sloop.systems.mix import WORKS_MAX, refusal_of
 from sloop.systems.registry import POLICIES
 from sloop.systems.replay import classes_in, require_all, with_beginning
 from sloop.systems.setup import (
@@ -65,8 +65,6 @@ from sloop.units import ms, to_s
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
 from sloop.workload.trace import first_works
 
-CHECKED_REQUESTS: Final = 10_000
-"""So many requests of a trace are looked at for what an application cannot serve."""
 AS_DECLARED: Final = Truth()
 """The truth of a scenario without a `truth` section."""
 
@@ -583,7 +581,7 @@ def _clients(scenario: Scenario) -> dict[str, Clients]:
             served = scenario.deployment.by_name.get(name) or next(
                 change.deploy for change in scenario.changes if change.deploy is not None and change.deploy.name == name
             )
-            if (refused := refusal_of(first_works(trace, CHECKED_REQUESTS), served)) is not None:
+            if (refused := refusal_of(first_works(trace, WORKS_MAX), served)) is not None:
                 declared.mapping().get(refused.key, declared).fail(refused.what, refused.help)
         found[name] = Clients(trace, _link(scenario, seed, folder), begins_ns=begins_ns[name])
     return found

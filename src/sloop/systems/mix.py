@@ -51,6 +51,8 @@ class WorkMix:
             belief.apply(1.0, 1.0, SizeLessons(tuple(classes)))
 
 
+WORKS_MAX: Final = 10_000
+"""Of a trace or a log, the rows and sizes of so many requests stand for those of all."""
 ONE_ROW_EACH: Final = WorkMix()
 """What ordinary requests bring."""
 

@@ -24,6 +24,7 @@ from sloop.api.policies import (
     Scale,
     StageView,
     Traffic,
+    cores_by_hardware,
     replicas_max,
     targets,
 )
@@ -257,18 +258,11 @@ class JointUtility(Divide):
 
 def first_come(total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
     """What each has of what it wants, and then more in their order."""
-    found = [min(each.cores, _present(each)) for each in claimants]
+    present = [cores_by_hardware(each.view.plan).get(each.hardware, 0.0) for each in claimants]
+    found = [min(each.cores, own) for each, own in zip(claimants, present, strict=True)]
     left = total - math.fsum(found)
     for place, each in enumerate(claimants):
         more = min(each.cores - found[place], max(0.0, left))
         found[place] += more
         left -= more
     return [CoreShare(cores) for cores in found]
-
-
-def _present(claimant: Claimant) -> float:
-    """The cores that the plan in force has of this kind."""
-    plan = claimant.view.plan
-    groups = [group for target in (plan.stages if plan else ()) for group in target.groups]
-    own = [group for group in groups if group.spec.slot.hardware == claimant.hardware]
-    return math.fsum(group.count * group.spec.cores for group in own)
