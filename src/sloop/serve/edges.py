@@ -220,7 +220,7 @@ class EdgePort:
             if not self._is_lost:
                 self.tell(Page(record.number, body))
 
-        self._page_of(record.question, answer)
+        self._page_of(record, answer)
 
 
 class ServingEdge(Struct, frozen=True):

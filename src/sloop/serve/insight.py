@@ -20,17 +20,7 @@ from sloop.core.views import DeviceView, NodeView, StageView
 from sloop.runlog.replicas import ReplicaRecord
 from sloop.runlog.run import RunState
 from sloop.runlog.versions import VersionRecord
-from sloop.serve.messages import (
-    AskDecisions,
-    AskIndex,
-    AskMetrics,
-    AskModels,
-    AskReady,
-    AskState,
-    AskStatistics,
-    ChangeModel,
-    Question,
-)
+from sloop.serve.messages import Ask, Topic
 from sloop.serve.metrics import Metrics, Total, VersionRows
 from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
@@ -53,11 +43,11 @@ class Repository(Protocol):
     """Answers the questions about the model repository; `sloop.serve.control.repository.ModelRepository`."""
 
     def index(self) -> bytes:
-        """The answer to `AskIndex`."""
+        """The answer about `Topic.INDEX`."""
         ...
 
     def change(self, name: str, is_loaded: bool, then: Callable[[bytes], None]) -> None:
-        """Carry out a `ChangeModel`, and call `then` with its answer."""
+        """Load or end a model (`Topic.LOAD`), and call `then` with its answer."""
         ...
 
 
@@ -94,14 +84,14 @@ class Insight:
         self._scrapes: list[Callable[[bytes], None]] = []
         """Who waits for the metrics."""
 
-    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
         """Call `then` with the answer to a question (`PageSource`). The metrics are written in steps, one in each turn
         of the event loop."""
-        if isinstance(question, ChangeModel):
+        if question.about in (Topic.LOAD, Topic.UNLOAD):
             assert self.repository is not None, "no repository"
-            self.repository.change(question.name, question.is_loaded, then)
+            self.repository.change(question.model, question.about is Topic.LOAD, then)
             return
-        if not isinstance(question, AskMetrics):
+        if question.about is not Topic.METRICS:
             then(self.answer(question))
             return
         self._scrapes.append(then)
@@ -122,25 +112,25 @@ class Insight:
         else:
             asyncio.get_running_loop().call_soon(self._scrape, steps)
 
-    def answer(self, question: Question) -> bytes:
+    def answer(self, question: Ask) -> bytes:
         """The answer to a question of an edge."""
         found = b""
         match question:
-            case AskReady():
+            case Ask(Topic.READY):
                 found = msgspec.json.encode(self.server_readiness())
-            case AskModels(model, version):
+            case Ask(Topic.MODELS, model, version):
                 names = [model] if model else self._names
                 states = {name: self.readiness(name, version) for name in names}
                 found = msgspec.json.encode({name: state for name, state in states.items() if state is not None})
-            case AskMetrics():
+            case Ask(Topic.METRICS):
                 found = self._metrics.exposition()
-            case AskState(model):
+            case Ask(Topic.STATE, model):
                 found = self.state(model)
-            case AskDecisions(limit, model):
+            case Ask(Topic.DECISIONS, model, limit=limit):
                 found = self.decisions(limit, model)
-            case AskStatistics(model, version):
+            case Ask(Topic.STATISTICS, model, version):
                 found = self.statistics(model, version)
-            case AskIndex() if self.repository is not None:
+            case Ask(Topic.INDEX) if self.repository is not None:
                 found = self.repository.index()
         return found
 

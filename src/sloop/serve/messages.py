@@ -4,6 +4,7 @@ Messages are msgpack arrays: measured on a frame of 32 requests, a record takes 
 decode, twice that of `struct` for numbers alone, but names, blocks and unions need no code here.
 """
 
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -23,57 +24,40 @@ encode: Final = msgspec.msgpack.Encoder().encode
 # Questions of the edges
 
 
-class AskReady(Struct, frozen=True, array_like=True, tag=1):
-    """Is the server ready? The answer is JSON, a `ServerReadiness`."""
+class Topic(StrEnum):
+    """What an edge asks about. Most answers are JSON."""
 
-
-class AskModels(Struct, frozen=True, array_like=True, tag=2):
-    """In which state are the models? The answer is JSON, the `Readiness` of each model by name."""
-
-    model: str = ""
-    """Only this model. The answer is empty for one, or for a version of one, that neither serves nor starts."""
-    version: str = ""
-    """This version of it; otherwise the state is that of the version with most of its requests."""
-
-
-class AskMetrics(Struct, frozen=True, array_like=True, tag=3):
+    READY = "ready"
+    """Whether the server is ready: a `ServerReadiness`."""
+    MODELS = "models"
+    """The `Readiness` of each model by name, empty for a model, or a version of it, that neither serves nor starts.
+    Without a version, the state is that of the version with most of the model's requests."""
+    METRICS = "metrics"
     """The metrics in Prometheus' text format."""
+    STATE = "state"
+    """The state page."""
+    DECISIONS = "decisions"
+    """The latest decisions."""
+    STATISTICS = "statistics"
+    """Triton's statistics."""
+    INDEX = "index"
+    """Triton's index of the model repository: the models that serve, and the files that could be loaded."""
+    LOAD = "load"
+    UNLOAD = "unload"
+    """Load a model from the repository, or end one. The answer comes when it serves or has ended: empty, or the fields
+    of a `sloop.serve.edge.refusal.Refusal`."""
 
 
-class AskState(Struct, frozen=True, array_like=True, tag=4):
-    """The state page as JSON, of one model or of all."""
+class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """A question of an edge, see `sloop.serve.protocols.PageSource`: about all models, or one, or one version of it."""
 
-    model: str = ""
-
-
-class AskDecisions(Struct, frozen=True, array_like=True, tag=5):
-    """The latest decisions as JSON, at most `limit`, about one model or about all."""
-
-    limit: int
-    model: str = ""
-
-
-class AskStatistics(Struct, frozen=True, array_like=True, tag=6):
-    """Triton's statistics as JSON, of all versions of all models, or of one model or version."""
-
+    about: Topic
     model: str = ""
     version: str = ""
-
-
-class AskIndex(Struct, frozen=True, array_like=True, tag=7):
-    """Triton's index of the model repository as JSON: the models that serve, and the files that could be loaded."""
-
-
-class ChangeModel(Struct, frozen=True, array_like=True, tag=8):
-    """Load a model from the repository, or end one. The answer comes when it serves or has ended: empty, or JSON with
-    the fields of a `sloop.serve.edge.refusal.Refusal`."""
-
-    name: str
-    is_loaded: bool
-    """Whether to load it; otherwise it is ended."""
-
-
-Question = AskReady | AskModels | AskMetrics | AskState | AskDecisions | AskStatistics | AskIndex | ChangeModel
+    limit: int = 0
+    """At most so many decisions."""
+    number: int = 0
+    """Chosen by the edge, for the answer."""
 
 
 # Between the deciding process and a worker
@@ -230,13 +214,6 @@ class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):
     """The client of a request has disconnected."""
 
     number: int
-
-
-class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """A question, see `sloop.serve.protocols.PageSource`."""
-
-    number: int
-    question: Question
 
 
 class EdgeCounts(Struct, array_like=True, tag=6):

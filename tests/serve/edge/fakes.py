@@ -25,17 +25,7 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
-from sloop.serve.messages import (
-    AskDecisions,
-    AskIndex,
-    AskMetrics,
-    AskModels,
-    AskReady,
-    AskState,
-    AskStatistics,
-    ChangeModel,
-    Question,
-)
+from sloop.serve.messages import Ask, Topic
 from sloop.serve.protocols import ModelState, PageSource, Readiness, RequestResult, ServerReadiness
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
@@ -168,25 +158,25 @@ class Gateway:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
         match question:
-            case AskReady():
+            case Ask(Topic.READY):
                 then(msgspec.json.encode(ServerReadiness(self.why_unready, self.states)))
-            case AskModels(model, version):
+            case Ask(Topic.MODELS, model, version):
                 then(msgspec.json.encode(self._readiness(model, version)))
-            case AskMetrics():
+            case Ask(Topic.METRICS):
                 then(b"# no metrics\n")
-            case AskState(model):
+            case Ask(Topic.STATE, model):
                 then(msgspec.json.encode({"applications": [], "model": model}))
-            case AskDecisions(limit, model):
+            case Ask(Topic.DECISIONS, model, limit=limit):
                 then(msgspec.json.encode({"decisions": [], "limit": limit, "model": model}))
-            case AskIndex():
+            case Ask(Topic.INDEX):
                 then(msgspec.json.encode(INDEX))
-            case ChangeModel(name, is_loaded):
-                self.changes.append((name, is_loaded))
+            case Ask(Topic.LOAD | Topic.UNLOAD as about, name):
+                self.changes.append((name, about is Topic.LOAD))
                 refusal = Refusal(404, f"the repository has no model {name!r}", "it has 'other'")
                 then(b"" if name == "other" else msgspec.json.encode(refusal.fields))
-            case AskStatistics(model, version):
+            case Ask(Topic.STATISTICS, model, version):
                 then(msgspec.json.encode({"model_stats": [statistics_of(model or "demo", version or "1")]}))
 
     def _readiness(self, model: str, version: str) -> dict[str, Readiness]:

@@ -18,7 +18,7 @@ from sloop.serve.edge.large import LargeJson
 from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.service import InferenceService, Model
 from sloop.serve.insight import Insight
-from sloop.serve.messages import AskMetrics
+from sloop.serve.messages import Ask, Topic
 from sloop.serve.metrics import Metrics
 from sloop.serve.protocols import ModelState
 from sloop.systems.setup import Setup, build, set_up
@@ -171,8 +171,8 @@ def test_a_scrape_lets_the_event_loop_turn_after_each_model(many: Resting) -> No
     answers: list[bytes] = []
 
     async def scrape() -> None:
-        many.insight.ask(AskMetrics(), answers.append)
-        many.insight.ask(AskMetrics(), answers.append)  # shares the first one's work
+        many.insight.ask(Ask(Topic.METRICS), answers.append)
+        many.insight.ask(Ask(Topic.METRICS), answers.append)  # shares the first one's work
         while len(answers) < 2:
             turns.append(0)
             await asyncio.sleep(0)

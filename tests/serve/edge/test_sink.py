@@ -19,7 +19,6 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.sink import READY_S, EdgeSink
 from sloop.serve.messages import (
     Ask,
-    AskReady,
     Cancel,
     Free,
     FromEdge,
@@ -28,6 +27,7 @@ from sloop.serve.messages import (
     Page,
     RequestEnded,
     Submit,
+    Topic,
 )
 from sloop.serve.network import BlockLost
 from sloop.serve.protocols import RequestResult
@@ -195,7 +195,7 @@ def test_stored_tensors_that_are_submitted_stay_until_they_are_freed(scene: Scen
 
 def test_questions_are_answered_when_the_answer_comes(scene: Scene) -> None:
     pages: list[bytes] = []
-    scene.sink.ask(AskReady(), pages.append)
+    scene.sink.ask(Ask(Topic.READY), pages.append)
     (ask,) = scene.sent
     assert isinstance(ask, Ask)
     assert not pages
@@ -211,16 +211,16 @@ def test_however_many_ask_whether_the_server_is_ready_the_deciding_process_is_as
     monkeypatch.setattr("sloop.serve.edge.sink.time.monotonic", lambda: now_s)
     told: list[bytes] = []
     for _ in range(1000):
-        scene.sink.ask(AskReady(), told.append)
+        scene.sink.ask(Ask(Topic.READY), told.append)
     (first,) = scene.sent
     assert isinstance(first, Ask)
     scene.sink.on_page(Page(first.number, b"not yet"))
     now_s += 0.9 * READY_S
-    scene.sink.ask(AskReady(), told.append)
+    scene.sink.ask(Ask(Topic.READY), told.append)
     assert told == [b"not yet"] * 1001
     assert len(scene.sent) == 1
     now_s += 0.2 * READY_S
-    scene.sink.ask(AskReady(), told.append)
+    scene.sink.ask(Ask(Topic.READY), told.append)
     second = scene.sent[1]
     assert isinstance(second, Ask)
     scene.sink.on_page(Page(second.number, b"now"))

@@ -47,7 +47,7 @@ class ModelRepository:
         self._open: set[asyncio.Task[None]] = set()
 
     def index(self) -> bytes:
-        """See `sloop.serve.protocols.AskIndex`."""
+        """See `sloop.serve.messages.Topic.INDEX`."""
         serving = self._deployer.statuses()
         found = [
             {"name": each.application, "version": each.version, "state": TRITON_STATES[each.model], "reason": each.why}
@@ -65,8 +65,8 @@ class ModelRepository:
         ]
         return msgspec.json.encode(found)
 
-    def change(self, name: str, is_loaded: bool, then: Callable[[bytes], None]) -> None:  # as in ChangeModel
-        """See `sloop.serve.protocols.ChangeModel`."""
+    def change(self, name: str, is_loaded: bool, then: Callable[[bytes], None]) -> None:
+        """See `sloop.serve.messages.Topic.LOAD`."""
         try:
             if self._folder is None:
                 fix = "start it with --repository DIR and a key with the role admin, or use `sloop deploy`"

@@ -25,17 +25,7 @@ from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
-from sloop.serve.messages import (
-    AskDecisions,
-    AskIndex,
-    AskMetrics,
-    AskModels,
-    AskReady,
-    AskState,
-    AskStatistics,
-    ChangeModel,
-    Question,
-)
+from sloop.serve.messages import Ask, Topic
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Tensor
 from sloop.text import quoted
@@ -205,7 +195,7 @@ class Rest:
             what = f"model {quoted(name)} is not served: {readiness.why}"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again later", retry_after_s=10)
 
-        self._ask(exchange, AskReady(), answer)
+        self._ask(exchange, Ask(Topic.READY), answer)
 
     def _refuse_method(self, exchange: Exchange, verbs: Iterable[str]) -> None:
         """Answer a method that a path does not support; OPTIONS asks which it does."""
@@ -301,7 +291,7 @@ class Rest:
     def _live(self, exchange: Exchange) -> None:
         say(exchange, {"live": True})
 
-    def _ask(self, exchange: Exchange, question: Question, then: Callable[[bytes], None]) -> None:
+    def _ask(self, exchange: Exchange, question: Ask, then: Callable[[bytes], None]) -> None:
         """Ask the deciding process, and answer with `then` when its answer has come."""
 
         def answer(found: bytes) -> None:
@@ -325,7 +315,7 @@ class Rest:
             why = server.why if is_known or not models else "no model answers, or some are starting"
             say_ready(exchange, why if server.why else "", **({"not_ready": models} if models else {}))
 
-        self._ask(exchange, AskReady(), answer)
+        self._ask(exchange, Ask(Topic.READY), answer)
 
     def _has_key(self, exchange: Exchange) -> bool:
         headers = exchange.headers
@@ -343,7 +333,7 @@ class Rest:
             named = {"name": model.name, "version": version} if version else {"name": model.name}
             say_ready(exchange, readiness.why, **named, state=readiness.state.value)
 
-        self._ask(exchange, AskModels(model.name, version), answer)
+        self._ask(exchange, Ask(Topic.MODELS, model.name, version), answer)
 
     def _models(self, exchange: Exchange) -> None:
         def answer(found: bytes) -> None:
@@ -360,7 +350,7 @@ class Rest:
             ]
             say(exchange, {"models": models})
 
-        self._ask(exchange, AskModels(), answer)
+        self._ask(exchange, Ask(Topic.MODELS), answer)
 
     def _index(self, exchange: Exchange) -> None:
         asked = decoded(_short(exchange.body), _INDEX).ready if exchange.body else False
@@ -370,7 +360,7 @@ class Rest:
             ready = [model for model in models if not asked or model["state"] == "READY"]
             exchange.reply(200, msgspec.json.encode(ready))
 
-        self._ask(exchange, AskIndex(), answer)
+        self._ask(exchange, Ask(Topic.INDEX), answer)
 
     def _change(self, exchange: Exchange) -> None:
         """Load or end a model."""
@@ -388,7 +378,7 @@ class Rest:
                 raise changed_not(found)
             exchange.reply(200, b"{}")
 
-        self._ask(exchange, ChangeModel(name, verb == "load"), answer)
+        self._ask(exchange, Ask(Topic(verb), name), answer)
 
     def _v1_models(self, exchange: Exchange) -> None:
         say(exchange, {"models": list(self.service.models)})
@@ -397,7 +387,7 @@ class Rest:
         def answer(found: bytes) -> None:
             say_ready(exchange, self.service.readiness_in(found, model, version).why, name=model.name)
 
-        self._ask(exchange, AskModels(model.name, version), answer)
+        self._ask(exchange, Ask(Topic.MODELS, model.name, version), answer)
 
     def _model(self, exchange: Exchange, model: Model, version: str) -> None:
         signature = self.service.model(model.name, version).validator.signature
@@ -419,13 +409,13 @@ class Rest:
 
     def _stats(self, exchange: Exchange, model: Model, version: str) -> None:
         self.service.model(model.name, version)
-        self._ask(exchange, AskStatistics(model.name, version), lambda found: exchange.reply(200, found))
+        self._ask(exchange, Ask(Topic.STATISTICS, model.name, version), lambda found: exchange.reply(200, found))
 
     def _all_stats(self, exchange: Exchange) -> None:
-        self._ask(exchange, AskStatistics(), lambda found: exchange.reply(200, found))
+        self._ask(exchange, Ask(Topic.STATISTICS), lambda found: exchange.reply(200, found))
 
     def _metrics(self, exchange: Exchange) -> None:
-        self._ask(exchange, AskMetrics(), lambda text: exchange.reply(200, text, content_type=EXPOSITION))
+        self._ask(exchange, Ask(Topic.METRICS), lambda text: exchange.reply(200, text, content_type=EXPOSITION))
 
     def _description(self, exchange: Exchange) -> None:
         versions = [(model.name, *model.versions) for model in self.service.models.values()]
@@ -439,7 +429,7 @@ class Rest:
         exchange.reply(200, self._openapi[1])
 
     def _state(self, exchange: Exchange) -> None:
-        question = AskState(self._model_asked(options_of(exchange)))
+        question = Ask(Topic.STATE, self._model_asked(options_of(exchange)))
         self._ask(exchange, question, lambda page: exchange.reply(200, page))
 
     def _decisions(self, exchange: Exchange) -> None:
@@ -447,7 +437,7 @@ class Rest:
         text = options.get("limit", str(DECISIONS))
         if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= DECISIONS_MAX):
             raise bad("limit", f"{quoted(text)} is not a number of decisions", f"ask for 1 to {DECISIONS_MAX}")
-        question = AskDecisions(int(text), self._model_asked(options))
+        question = Ask(Topic.DECISIONS, self._model_asked(options), limit=int(text))
         self._ask(exchange, question, lambda page: exchange.reply(200, page))
 
     def _model_asked(self, options: Mapping[str, str]) -> str:

@@ -263,7 +263,7 @@ class InferenceService:
         return found
 
     def readiness_in(self, answer: bytes, model: Model, version: str) -> Readiness:
-        """The state of a model or of a version of it, from the answer to `AskModels`. Raises a 404 if the version
+        """The state of a model or of a version of it, from the answer about `Topic.MODELS`. Raises a 404 if the version
         neither serves nor starts."""
         found = readiness_of(answer).get(model.name)
         if found is None:
@@ -304,7 +304,7 @@ class InferenceService:
 
 
 def server_readiness_of(answer: bytes) -> ServerReadiness:
-    """The answer to `AskReady`."""
+    """The answer about `Topic.READY`."""
     return _SERVER_READINESS.decode(answer)
 
 
@@ -313,7 +313,7 @@ _READINESS: Final = msgspec.json.Decoder(dict[str, Readiness])
 
 
 def readiness_of(answer: bytes) -> Mapping[str, Readiness]:
-    """The states in an answer to `AskModels`, by model."""
+    """The states in an answer about `Topic.MODELS`, by model."""
     return _READINESS.decode(answer)
 
 

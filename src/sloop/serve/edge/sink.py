@@ -13,22 +13,22 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import numpy as np
+from msgspec import structs
 
 from sloop.serve.blocks import Block, BlockReader, layout_for, tensors_in, write_block
 from sloop.serve.dataflow import Assembler, GivenBlocks, addresses_in
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.messages import (
     Ask,
-    AskReady,
     Cancel,
     Free,
     FromEdge,
     Holders,
     OfferModel,
     Page,
-    Question,
     RequestEnded,
     Submit,
+    Topic,
 )
 from sloop.serve.network import BlockClient, NodeTls
 from sloop.serve.protocols import RequestResult
@@ -145,7 +145,7 @@ class EdgeSink:
         self._waiting: dict[int, tuple[OfferedModel, Callable[[RequestResult], None]]] = {}
         self._asking: dict[int, Callable[[bytes], None]] = {}
         self._ready, self._ready_until_s = b"", float("-inf")
-        """The last answer to `AskReady`, and until when it is good."""
+        """The last answer about `Topic.READY`, and until when it is good."""
         self._asking_ready: list[Callable[[bytes], None]] = []
         self._borrowed: dict[tuple[int, int], _Borrowed] = {}
         """By arena and offset, the blocks of answers that have not left."""
@@ -239,10 +239,10 @@ class EdgeSink:
         if self._waiting.pop(request, None) is not None:
             self._send(Cancel(request))
 
-    def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
         """Call `then` once with the answer, possibly before this call returns. Whether the server is ready is known for
         `READY_S`, to all who ask."""
-        if not isinstance(question, AskReady):
+        if question.about is not Topic.READY:
             self._ask(question, then)
         elif time.monotonic() < self._ready_until_s:
             then(self._ready)
@@ -257,10 +257,10 @@ class EdgeSink:
         for then in waiting:
             then(found)
 
-    def _ask(self, question: Question, then: Callable[[bytes], None]) -> None:
+    def _ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
         self._last = number = self._last + 1
         self._asking[number] = then
-        self._send(Ask(number, question))
+        self._send(structs.replace(question, number=number))
 
     # Records of the deciding process
 

@@ -109,7 +109,7 @@ def check_change(parameters: Mapping[str, object], verb: str) -> None:
 
 
 def changed_not(answer: bytes) -> Refusal:
-    """Why a model was not loaded or ended, from the answer to `ChangeModel`."""
+    """Why a model was not loaded or ended, as the answer about `Topic.LOAD` says."""
     return Refusal.of(msgspec.json.decode(answer, type=tuple[int, str, str, int]))
 
 

@@ -54,7 +54,7 @@ from sloop.serve.edge.parameters import (
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
-from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
+from sloop.serve.messages import Ask, Topic
 from sloop.serve.protocols import RequestResult
 from sloop.tensor import Port, Tensor
 from sloop.text import quoted, shortened
@@ -466,7 +466,7 @@ class Rpc:
                 request_id="" if call is None else named(call.metadata.get(REQUEST_ID)),
             )
 
-    async def _asked(self, question: Question) -> bytes:
+    async def _asked(self, question: Ask) -> bytes:
         """What the deciding process answers."""
         found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.service.sink.ask(question, lambda answer: None if found.done() else found.set_result(answer))
@@ -478,7 +478,7 @@ class Rpc:
         return message_class("ServerLiveResponse")(live=True)
 
     async def _ServerReady(self, _request: None, _call: Call) -> Any:  # noqa: ANN401
-        why = server_readiness_of(await self._asked(AskReady())).why
+        why = server_readiness_of(await self._asked(Ask(Topic.READY))).why
         return message_class("ServerReadyResponse")(ready=not why)
 
     async def _Check(self, request: Any, call: Call) -> Any:  # noqa: ANN401
@@ -486,17 +486,17 @@ class Rpc:
         of its service, or of a model, for which a key is needed as for others."""
         name, state = request.service, health_pb2.HealthCheckResponse
         if name in ("", SERVICE):
-            is_serving = not server_readiness_of(await self._asked(AskReady())).why
+            is_serving = not server_readiness_of(await self._asked(Ask(Topic.READY))).why
         else:
             self.service.authorise(call.metadata.get("authorization"), call.metadata.get("x-api-key"))
             self.service.model(name)
-            readiness = readiness_of(await self._asked(AskModels(name))).get(name)
+            readiness = readiness_of(await self._asked(Ask(Topic.MODELS, name))).get(name)
             is_serving = readiness is not None and readiness.is_ready
         return state(status=state.SERVING if is_serving else state.NOT_SERVING)
 
     async def _ModelReady(self, request: Any, call: Call) -> Any:  # noqa: ANN401
         model = self.service.model(request.name)
-        answer = await self._asked(AskModels(request.name, request.version))
+        answer = await self._asked(Ask(Topic.MODELS, request.name, request.version))
         readiness = self.service.readiness_in(answer, model, request.version)
         call.context.set_trailing_metadata(call.trailers(("x-sloop-state", readiness.state.value)))
         return message_class("ModelReadyResponse")(ready=readiness.is_ready)
@@ -531,11 +531,11 @@ class Rpc:
     async def _ModelStatistics(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
         if request.name:
             self.service.model(request.name, request.version)
-        found = await self._asked(AskStatistics(request.name, request.version))
+        found = await self._asked(Ask(Topic.STATISTICS, request.name, request.version))
         return ParseDict(json.loads(found), message_class("ModelStatisticsResponse")(), ignore_unknown_fields=True)
 
     async def _RepositoryIndex(self, request: Any, _call: Call) -> Any:  # noqa: ANN401
-        found = json.loads(await self._asked(AskIndex()))
+        found = json.loads(await self._asked(Ask(Topic.INDEX)))
         models = [model for model in found if not request.ready or model["state"] == "READY"]
         return message_class("RepositoryIndexResponse")(models=models)
 
@@ -550,7 +550,7 @@ class Rpc:
     async def _change(self, request: Any, verb: str) -> None:  # noqa: ANN401
         """Load or end a model."""
         check_change(dict(request.parameters), verb)
-        found = await self._asked(ChangeModel(request.model_name, verb == "load"))
+        found = await self._asked(Ask(Topic(verb), request.model_name))
         if found:
             raise changed_not(found)
 
