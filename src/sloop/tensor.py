@@ -87,6 +87,10 @@ class Port(Struct, frozen=True):
         return f"{self.datatype}{list(self.shape)}"
 
 
+EqualLengths = tuple[tuple[str, int], ...]
+"""Dimensions of one length: of each, the input and the place in its whole shape."""
+
+
 class Signature(Struct, frozen=True):
     """Inputs and outputs of a model, in the model's order; of an application, the inputs of its first stages and the
     outputs of its last stages."""
@@ -99,6 +103,8 @@ class Signature(Struct, frozen=True):
     """Inputs with a default value, which a request need not give. They belong to the request as a whole."""
     size_max: int = 0
     """The largest size of the rows of one request, in the open dimensions of an input; 0 for no limit."""
+    equal: tuple[EqualLengths, ...] = ()
+    """Open dimensions that a request has equally long, such as those of a text and of its mask."""
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], optional: Sequence[Port] = ()) -> "Signature":

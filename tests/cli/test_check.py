@@ -148,7 +148,7 @@ def test_why_a_request_has_one_row_is_told(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(f"name: app\nslo_ms: 8000\nstages: {stages}\n{cluster}\n", encoding="utf-8")
     lines = CliRunner().invoke(main, ["check", str(tmp_path / "app.yaml")]).stdout
     said = " ".join(lines.split())
-    assert "app: a request has one row: the outputs of find decide where all of it goes" in said
+    assert "app: a request has one row: the outputs of find decide for it as a whole which" in said
 
 
 def test_what_this_machine_lacks_is_only_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

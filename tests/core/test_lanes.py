@@ -287,7 +287,7 @@ def test_the_lane_whose_first_visit_is_due_first_comes_first(sized: None) -> Non
 def test_declared_classes_are_those_of_the_lanes_and_of_the_estimates(sized: None) -> None:
     scene = warm()
     stage = scene.application.stages["only"]
-    stage.is_padded, stage.sizes = True, SizeClasses((100, 1000))
+    stage.is_padded, stage.size_classes = True, SizeClasses((100, 1000))
     assert started(arrive(scene, request(0, size=16), request(1, size=90), request(2, size=101))) == [[0, 1]]
     (batch,) = stage.pool.running.values()
     assert batch.cost_ns == ms(10 + 2 * 10), "what two rows of the largest size of the class take"
@@ -616,7 +616,7 @@ def test_lanes_whose_visits_are_hopeless_are_each_looked_at_once() -> None:
         (order,) = (action for action in scene.actions if isinstance(action, StartBatch))
         arrive(scene, *[request(id, 1, 100 + id, at_ms=1) for id in range(waiting)])
         stage = scene.application.stages["only"]
-        stage.ran_ns = {stage.sizes.class_of(100 + id): ms(1) for id in range(waiting)}  # so that none is tried
+        stage.ran_ns = {stage.size_classes.class_of(100 + id): ms(1) for id in range(waiting)}  # so that none is tried
         found = calls_of(lambda: scene.act(995, Finished(order.batch, order.replica, ms(1)))).total()
         assert list(outcomes(scene).values()).count(Outcome.DROPPED) == waiting
         return found

@@ -148,6 +148,8 @@ IMAGE = ModelMetadata((Port("image", "FP32", (-1, 3, -1, -1)),))
         (IMAGE, {}, Work(2, 640 * 640), [(2, 3, 640, 640)]),
         (IMAGE, {}, Work(1, 200_000, (400, 500)), [(1, 3, 400, 500)]),
         (IMAGE, {"image": (1, 3, 8, 8)}, Work(), [(1, 3, 8, 8)]),
+        (IMAGE, {"image": (-1, 3, 80, -1)}, Work(2, 6400), [(2, 3, 80, 80)]),
+        (IMAGE, {"image": (-1, 3, 80, -1)}, Work(1, 4000, (400, 10)), [(1, 3, 80, 10)]),
     ],
 )
 def test_inputs_have_the_rows_and_sizes_that_a_request_brings(

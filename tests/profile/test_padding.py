@@ -30,6 +30,23 @@ def test_a_model_with_its_mask_is_padded_and_outputs_are_cut_where_they_follow(t
     assert padding(tmp_path, MASKED, {"ids": 0, "mask": 0}) == Padding((0, 0), (Cut(0, 1, 0, 1),))
 
 
+SUMS = """g (float[N, L] x, float[N, L] z) => (float[N] y) <int64[1] axes = {1}> {
+    a = ReduceSum<keepdims = 0>(x, axes)  b = ReduceSum<keepdims = 0>(z, axes)  y = Add(a, b) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "pad", "equal"),
+    [
+        (MASKED, {"ids": 0, "mask": 0}, ((("ids", 1), ("mask", 1)),)),
+        (SUMS, {"x": 0, "z": 0}, ()),
+    ],
+)
+def test_lengths_of_one_name_are_equal_if_the_model_fails_on_others(
+    tmp_path: Path, text: str, pad: Mapping[str, PadValue], equal: object
+) -> None:
+    assert examine(graph(tmp_path, text), declared=Declared(pad=tuple(pad.items()))).signature.equal == equal
+
+
 def test_sides_of_images_are_told_apart(tmp_path: Path) -> None:
     assert padding(tmp_path, IMAGE, {"x": 0.5}) == Padding((0.5,), (Cut(0, 2, 0, 3), Cut(0, 3, 0, 2)))
 
@@ -91,6 +108,23 @@ class Model:
     %s
 """
 EXAMPLE = "def example(self, rows): return np.full((rows, 6), -1, np.float32)"
+NAMED = """
+class Model:
+    inputs = {"ids": ("INT64", (-1, "length")), "mask": ("INT64", (-1, "length"))}; outputs = {"y": ("INT64", (-1,))}
+    joins_rows = True
+    def run(self, ids, mask):
+        return (ids * mask).sum(axis=1)
+"""
+
+
+@pytest.mark.parametrize(("pad", "padding"), [((), None), ((("ids", 0), ("mask", 0)), Padding((0, 0), ()))])
+def test_dimensions_of_a_python_model_with_one_name_are_equally_long(
+    tmp_path: Path, pad: tuple[tuple[str, int], ...], padding: Padding | None
+) -> None:
+    path = tmp_path / "m.py"
+    path.write_text(NAMED)
+    found = examine(path, declared=Declared(pad=pad, joins_rows=True))
+    assert (found.padding, found.signature.equal) == (padding, ((("ids", 1), ("mask", 1)),))
 
 
 def test_a_python_model_is_tried_on_its_example(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sloop.profile.warming import LARGEST_S_MAX, WARM_S_MAX, placeholders, sizes_to_warm, warm_up
+from sloop.profile.warming import LARGEST_S_MAX, WARM_S_MAX, batches_to_warm, placeholders, warm_up
 from sloop.tensor import Port, Signature
 
 
@@ -98,8 +98,8 @@ def test_a_batch_that_fails_ends_it() -> None:
 
 
 def test_sizes_are_those_that_were_measured_and_powers_of_two() -> None:
-    assert sizes_to_warm([1]) == (1,)
-    assert sizes_to_warm([3, 12]) == (1, 2, 3, 4, 8, 12)
+    assert batches_to_warm([1]) == (1,)
+    assert batches_to_warm([3, 12]) == (1, 2, 3, 4, 8, 12)
 
 
 def test_placeholders_have_rows_where_inputs_have() -> None:

@@ -118,6 +118,13 @@ def declared(after: tuple[str, ...], **sources: str) -> dict[str, Any]:
     return {"after": after, "inputs": tuple(found)}
 
 
+def test_lengths_that_must_be_equal_are_those_of_the_clients_tensors() -> None:
+    text = structs.replace(model("ids mask", "y"), equal=((("ids", 1), ("mask", 1)),))
+    steps = [GraphStage("read", **declared((), ids="words")), GraphStage("rank", **declared(("read",), ids="read.y"))]
+    wiring = wire(Graph(steps), {("read", "v"): text, ("rank", "v"): text})
+    assert wiring.signature.equal == ((("words", 1), ("mask", 1)),)
+
+
 def test_stages_say_where_their_inputs_come_from() -> None:
     """Two models whose input is called `x` after one stage with two outputs."""
     steps = {"page": {}, "lines": declared(("page",), x="page.image"), "marks": declared(("page",), x="page.scores")}

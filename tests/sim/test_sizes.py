@@ -454,7 +454,7 @@ ONLY = [{"name": "only", "profile": SIZED}]
             ],
             {},
             {"rows": [1, 2]},
-            r"trace\.rows: a request to strange has one row: the outputs of detect decide where all of it goes",
+            r"trace\.rows: a request to strange has one row: the outputs of detect decide for it as a whole which",
         ),
         (
             [

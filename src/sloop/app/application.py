@@ -270,7 +270,7 @@ class Application:
     def one_row_why(self) -> str:
         """Why a request has one row; empty if it may have several."""
         deciding = listed([declared_name(name) for name in self.graph.deciding])
-        return f"the outputs of {deciding} decide where all of it goes, so rows are not split there" if deciding else ""
+        return f"the outputs of {deciding} decide for it as a whole which stages run next" if deciding else ""
 
     @property
     def size_max(self) -> int:

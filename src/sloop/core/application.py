@@ -49,7 +49,7 @@ class ApplicationParts:
     than its deadline and the drop policy allow."""
     response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
-    sizes: Mapping[str, SizeClasses] = field(default_factory=dict)
+    size_classes: Mapping[str, SizeClasses] = field(default_factory=dict)
     """By stage, its classes of sizes; a stage that is missing has those of the grid (`sloop.sizes.GRID`)."""
     padded: frozenset[str] = frozenset()
     """The stages that pad rows: rows of different sizes of one class share a forward pass."""
@@ -94,7 +94,7 @@ class ApplicationState:
             stage.application = self
             stage.runs_for_parts = bool(graph.scopes[stage.name])
             stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
-            stage.sizes = parts.sizes.get(stage.name, GRID)
+            stage.size_classes = parts.size_classes.get(stage.name, GRID)
             stage.is_padded = stage.name in parts.padded
             # Outputs of the whole request decide, and no piece has them.
             is_whole = stage.name in graph.deciding or stage.runs_for_parts

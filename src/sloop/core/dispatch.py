@@ -398,7 +398,7 @@ class DataPath:
         stage.monitor.start(now_ns, rows, rate.millicores)
         ids = tuple([visit.request.id for visit in visits])
         parts = tuple([visit.part for visit in visits]) if stage.runs_for_parts else ()
-        together, size = 0 if rows == len(visits) else rows, stage.sizes.class_of(visits[0].size)
+        together, size = 0 if rows == len(visits) else rows, stage.size_classes.class_of(visits[0].size)
         pieces: tuple[Piece | None, ...] = ()
         if any(visit.of for visit in visits):
             pieces = tuple([Piece(each.first, each.rows, each.of) if each.of else None for each in visits])
@@ -678,7 +678,7 @@ class DataPath:
             self.bind(stage)
         if visit.rows != 1:
             stage.monitor.arrive_more(now_ns, visit.rows - 1)
-        size = stage.sizes.class_of(visit.size)
+        size = stage.size_classes.class_of(visit.size)
         if stage.ran_lately(now_ns, size):
             rows = -(-visit.rows // max(1, len(stage.pool.replicas))) if stage.is_divided else visit.rows
             least_ns = stage.pool.least_ns(size, rows)[0] + stage.queue.remaining_ns
@@ -695,7 +695,7 @@ class DataPath:
         if visit.size:
             stage = state.stages[visit.stage]
             for belief in stage.beliefs.values():
-                belief.at(stage.sizes.class_of(visit.size)).miss(visit.rows)
+                belief.at(stage.size_classes.class_of(visit.size)).miss(visit.rows)
         if state.is_waking and visit.request.id in state.woken:
             gap = state.longest_gap(now_ns)
             state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + RETRY_NS_MIN)

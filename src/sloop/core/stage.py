@@ -154,7 +154,7 @@ class StageState:
         shared, if `is_disturbed`, while split requests run, while requests are open that have waited for a start, or if
         rows are padded, so that the estimate wants to know to which size.
         One attribute stands for all these reasons, so that the end of an ordinary batch checks only one."""
-        self.sizes = GRID
+        self.size_classes = GRID
         self.is_padded = False
         """Whether rows of different sizes of one class share a forward pass, padded."""
         self.is_divided = False
@@ -208,13 +208,13 @@ class StageState:
         if times.is_due(len(queue.visits)):
             done_ns = self.times.startup_ns
             for key, each in islice(zip(queue.keys, queue.visits, strict=True), LOOKED_AT):
-                work_ns, alone_ns, full_ns = self._costs_of(self.sizes.class_of(each.size), each.rows)
+                work_ns, alone_ns, full_ns = self._costs_of(self.size_classes.class_of(each.size), each.rows)
                 least_ns, full_ns = alone_ns + rest_ns, max(alone_ns + rest_ns, full_ns + rest_full_ns)
                 if not drop.is_hopeless(now_ns + round(QUEUE_PART * done_ns), each, least_ns, full_ns):
                     done_ns += work_ns
                     times.keys.append(key)
                     times.done_ns.append(done_ns)
-        key, bound = queue.key(visit), self.sizes.class_of(visit.size)
+        key, bound = queue.key(visit), self.size_classes.class_of(visit.size)
         own_ns = self._costs_of(bound, visit.rows)[1] + rest_ns if self.ran_lately(now_ns, bound) else 0
         return max(self.times.startup_ns, times.before(key, bisect_right(queue.keys, key))) + own_ns
 
@@ -252,7 +252,7 @@ class StageState:
         size = visit.size
         if not size:
             return (0,)
-        bound = self.sizes.class_of(size)
+        bound = self.size_classes.class_of(size)
         if self.is_padded:
             return (bound,)
         request = visit.request
@@ -319,7 +319,7 @@ class StageState:
     def pieces_of(self, visit: Visit) -> list[Visit]:
         """The visit, split into pieces if it has more rows than the smallest `batch_max` of the variants: a piece must
         fit into one pass of whatever replica takes it."""
-        size = self.sizes.class_of(visit.size)
+        size = self.size_classes.class_of(visit.size)
         most = min(belief.at(size).batch_max for belief in self.beliefs.values())
         if visit.rows <= most or not self.is_divided:
             return [visit]

@@ -212,7 +212,10 @@ def made_up(
     rng = stream(seed, "inputs")
     for work in works:
         lengths = iter(work.shape)
-        filled = [(one, shape_of(one, work, lengths)) for one in ports]
+        filled = [
+            (one, shape_of(one, model.open_places, work, lengths))
+            for one, model in zip(ports, metadata.inputs, strict=True)
+        ]
         for _ in range(variants_of(works)):
             yield [_tensor(one, shape, rng, where) for one, shape in filled]
 
@@ -230,18 +233,22 @@ def _check_works(ports: Sequence[Port], works: Sequence[Work], where: str) -> No
         raise InputError("all rows of the model's inputs are equally large", where=where, help=help)
 
 
-def shape_of(port: Port, work: Work, lengths: Iterator[int]) -> tuple[int, ...]:
+def shape_of(port: Port, opened: Sequence[int], work: Work, lengths: Iterator[int]) -> tuple[int, ...]:
     """The shape of an input of a request that brings `work`, of whose `shape` these `lengths` are left.
 
-    Its first dimension, if it counts rows, has them. An open dimension of a row has its size; if there are several,
-    they are equally long (the sides of an image), and the size is their product. Without a size it is 1.
+    Its first dimension, if it counts rows, has them. The size is the product of the dimensions that the model leaves
+    open, `opened`. Those of them that the port leaves open too are equally long (the sides of an image), 1 without a
+    size.
     """
     shape, places = list(port.shape), port.open_places
     if port.counts_rows:
         shape[0] = work.rows
-    side = max(1, round(work.size ** (1 / len(places)))) if places else 1
-    for place in places:
-        shape[place] = next(lengths, side)
+    fixed = prod(shape[place] for place in opened if place not in places and place < len(shape))
+    side = max(1, round((work.size / max(1, fixed)) ** (1 / len(places)))) if places else 1
+    for place in sorted({*opened, *places}):
+        length = next(lengths, side)
+        if place in places:
+            shape[place] = length
     return tuple(shape)
 
 

@@ -48,6 +48,7 @@ from sloop.profile.model import (
     OnnxSession,
     OpenDimension,
     Session,
+    equal_lengths,
     has_runtime,
     input_shapes,
     is_python,
@@ -327,10 +328,11 @@ def _examined(
     things = _counted_things(session) if obstacle and declared.joins_rows is None and declared.batch else []
     if len(things) > 1 or not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
-    padding = None
+    padding, equal = None, open_dimensions(session, signature) if is_python(path) else ()
     if declared.pad and not obstacle and fault is None:
         samples = read_sample(Path(declared.sample), signature) if declared.sample else None
-        padding = padding_of(session, path, shapes, dict(declared.pad), samples)
+        padding, equal = padding_of(session, path, shapes, dict(declared.pad), samples)
+    signature = structs.replace(signature, equal=equal_lengths(equal, signature))
     notes, has_run_on_one = prepared.notes, len(things) > 1 and not note and fault is None
     if declared.pad and obstacle:
         notes += (f"{path.name}: `pad` is not used, because each request runs alone: {obstacle}",)

@@ -9,7 +9,8 @@ the reason and a remedy.
 A Python model looks like this:
 
     class Model:
-        inputs = {"image": ("UINT8", (1, -1, -1, 3))}    # datatypes of the Open Inference Protocol v2; -1 is open
+        inputs = {"image": ("UINT8", (1, -1, -1, 3))}    # datatypes of the Open Inference Protocol v2; -1 is open,
+                                                         # and so is a name: equal names, equal lengths
         outputs = {"scores": ("FP32", (1, 10))}
         joins_rows = False                               # optional: see `Session.joins_rows`
         software = "ONNX Runtime 1.20"                   # optional: the library that runs it, recorded in its profile
@@ -31,7 +32,7 @@ import inspect
 import os
 import re
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -45,7 +46,7 @@ from sloop.errors import InputError, MachineError
 from sloop.onnx_file import LFS, has_external_weights, keep_outputs, no_model, read_onnx
 from sloop.plugins import Registry
 from sloop.profile import operators
-from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
+from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, EqualLengths, Port, Signature, bfloats_of
 from sloop.text import counted
 from sloop.user_code import (
     NodeFailure,
@@ -328,6 +329,13 @@ def open_dimensions(session: Session, signature: Signature | None = None) -> tup
             known = found.get(name, OpenDimension(name, (), _usual_size(name, port, place)))
             found[name] = structs.replace(known, ports=(*known.ports, (port.name, place - port.has_rows)))
     return tuple(found.values())
+
+
+def equal_lengths(dimensions: Iterable[OpenDimension], signature: Signature) -> tuple[EqualLengths, ...]:
+    """Those of the dimensions that several inputs share."""
+    rows = {port.name: port.has_rows for port in signature.inputs}
+    shared = (each.ports for each in dimensions if len(each.ports) > 1)
+    return tuple(tuple((name, place + rows[name]) for name, place in ports) for ports in shared)
 
 
 def _usual_size(name: str, port: Port, place: int) -> int:
@@ -756,7 +764,12 @@ class PythonSession:
         self._path = path = user_path(path)
         self.signature = Signature.of(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
         self.joins_rows = _joins_rows(declared, self.signature, path)
-        self.dimension_names: Mapping[tuple[str, int], str] = {}
+        self.dimension_names: Mapping[tuple[str, int], str] = {
+            (name, place): size
+            for name, (_, sizes) in declared.inputs.items()
+            for place, size in enumerate(sizes)
+            if isinstance(size, str)
+        }
         if not callable(getattr(declared, "run", None)):
             raise InputError("class 'Model' has no method 'run'", where=str(path), help=f"give it {CLASS_EXAMPLE}")
         try:
@@ -871,18 +884,20 @@ def _python_ports(declared: Any, kind: str, path: Path) -> tuple[Port, ...]:  # 
 
 def _python_port(name: object, given: object, kind: str, path: Path) -> Port:
     match name, given:
-        case str(), (str(datatype), [*sizes]) if all(type(size) is int and (size == -1 or size > 0) for size in sizes):
+        case str(), (str(datatype), [*sizes]) if all(
+            isinstance(size, str) or (type(size) is int and (size == -1 or size > 0)) for size in sizes
+        ):
             if datatype not in ARRAY_TYPES:
                 raise InputError(
                     f"{name!r} is of type {datatype}, which cannot be served",
                     where=str(path),
                     help=f"use one of {', '.join(ARRAY_TYPES)}",
                 )
-            return Port(name, datatype, tuple(size for size in sizes if isinstance(size, int)))
+            return Port(name, datatype, tuple(size if isinstance(size, int) else -1 for size in sizes))
     raise InputError(
         f"{name!r} of {kind!r} is {given!r}, not a datatype and a shape",
         where=str(path),
-        help='write for example ("FP32", (-1, 3, 224, 224)), with -1 for an open dimension',
+        help='write for example ("FP32", (-1, 3, 224, 224)), with -1 or a name for an open dimension',
     )
 
 

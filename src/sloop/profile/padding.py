@@ -39,15 +39,17 @@ def padding_of(
     shapes: Mapping[str, tuple[int, ...]],
     pad: Mapping[str, PadValue],
     samples: Feed | None = None,
-) -> Padding:
-    """How rows of a model are padded with these values by input. InputError if a value does not fit, if an open
-    dimension has none, or if a trial shows that padding changes the answers.
+) -> tuple[Padding, tuple[OpenDimension, ...]]:
+    """How rows of a model are padded with these values by input, and the open dimensions that it takes only if they are
+    equally long in all inputs that have them. InputError if a value does not fit, if an open dimension has none, or if
+    a trial shows that padding changes the answers.
 
     `shapes` gives the shape of one row of inputs with open dimensions; without it, usual sizes are tried. `samples` has
     real inputs by name; their first dimension counts rows.
     """
     values = _values(session.signature, pad, path)
-    return Padding(values, _Trial(session, path, shapes, pad).cuts(samples))
+    trial = _Trial(session, path, shapes, pad)
+    return Padding(values, trial.cuts(samples)), trial.equal
 
 
 def _values(signature: Signature, pad: Mapping[str, PadValue], path: Path) -> tuple[PadValue | None, ...]:
@@ -98,6 +100,8 @@ class _Trial:
         self._dimensions = open_dimensions(session)
         usual = next(row_sizes(session, shapes))
         self._full = [usual[name][place] for name, place in (each.ports[0] for each in self._dimensions)]
+        self.equal: tuple[OpenDimension, ...] = ()
+        """The dimensions of several inputs without which the model fails if one of these alone is filled up."""
 
     def cuts(self, samples: Feed | None) -> tuple[Cut, ...]:
         """Where outputs follow inputs."""
@@ -111,12 +115,14 @@ class _Trial:
                 continue
             lengths = self._lengths(feed)
             longer = [max(length + 1, full) for length, full in zip(lengths, self._full, strict=True)]
+            filled = self._filled(feed, longer)
             try:
-                padded = [np.asarray(each) for each in self._session.run(self._filled(feed, longer))]
+                padded = [np.asarray(each) for each in self._session.run(filled)]
             except raised_by_users() as error:
                 self._fail(f"makes it fail: {failure_of(error).detail}")
             if found is None:
                 found = self._followed(alone, padded, lengths, longer)
+                self.equal = tuple(each for each in self._dimensions if self._must_be_equal(each, feed, filled))
             shapes = [feed[port.name].shape for port in self._ports]
             self._compare(alone, padded, Padding((), found).kept(shapes, [each.ndim for each in alone]))
         if found is None:
@@ -151,6 +157,16 @@ class _Trial:
             rows = min(len(given[port.name]) for port in self._ports)
             for row in range(min(rows, EXAMPLES)):
                 yield {port.name: given[port.name][row : row + 1] for port in self._ports}
+
+    def _must_be_equal(self, dimension: OpenDimension, feed: Feed, filled: Feed) -> bool:
+        """Whether the model fails if the inputs that have a dimension differ there. Its name alone does not say so:
+        exports may call the lengths of a text and of its translation alike."""
+        for name, _ in dimension.ports[1:]:
+            try:
+                self._session.run({**feed, name: filled[name]})
+            except raised_by_users():
+                return True
+        return False
 
     def _lengths(self, feed: Feed) -> list[int]:
         return [feed[name].shape[1 + place] for name, place in (each.ports[0] for each in self._dimensions)]

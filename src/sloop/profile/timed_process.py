@@ -35,7 +35,7 @@ from sloop.profile.model import (
     thread_counts_kept,
 )
 from sloop.profile.threads import follow_cores
-from sloop.profile.warming import remedy, sizes_to_warm, warm_up
+from sloop.profile.warming import batches_to_warm, remedy, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
@@ -162,7 +162,7 @@ def _warm_up(session: Session, order: TimingOrder, path: Path, *, for_memory: bo
     again when it is measured."""
     if session.signature.fixed_batch is None:
         with contextlib.suppress(*raised_by_users()):
-            sizes = sizes_to_warm(order.batches)
+            sizes = batches_to_warm(order.batches)
             run = partial(feed_for, session, shapes=order.shapes, where=str(path))
             warm_up(lambda rows: session.run(run(rows)), sizes, for_memory=for_memory)
 

@@ -243,7 +243,7 @@ def _is_dearer(first_s: float, later_s: float) -> bool:
     return first_s > max(DEARER * later_s, later_s + DEARER_S)
 
 
-def sizes_to_warm(measured: Iterable[int]) -> tuple[int, ...]:
+def batches_to_warm(measured: Iterable[int]) -> tuple[int, ...]:
     """The batch sizes that a worker runs before it is ready, ascending: those that were measured, and powers of two."""
     sizes = set(measured)
     return tuple(sorted(sizes | {1 << place for place in range(max(sizes).bit_length())}))

@@ -242,6 +242,12 @@ def wire(
     signature = Signature(
         *(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max),
         optional=tuple(optional_of(optional)),
+        equal=tuple(
+            tuple((_sent_name(step, input), place) for input, place in equal)
+            for name, step in graph.stages.items()
+            if not step.after
+            for equal in stages[name].equal
+        ),
     )
     return Wiring(
         *(signature, inputs, tuple(sources for _, sources in answers), decisions),

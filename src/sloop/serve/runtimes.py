@@ -88,7 +88,7 @@ class Expected:
     """What is known beforehand of the batches that a runtime will get."""
 
     batches: tuple[int, ...] = (1,)
-    """Their rows, ascending (`sloop.profile.warming.sizes_to_warm`)."""
+    """Their rows, ascending (`sloop.profile.warming.batches_to_warm`)."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """For inputs with open dimensions, the shape of one row that the profile was measured with; empty if unknown."""
 

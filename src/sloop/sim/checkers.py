@@ -232,6 +232,7 @@ class CheckedReplica:
 
     __slots__ = (
         "batch",
+        "batch_max",
         "cores",
         "draining",
         "has_rest",
@@ -245,7 +246,6 @@ class CheckedReplica:
         "shadow_bytes",
         "shadow_parts",
         "shape",
-        "size_max",
         "spec",
         "started_ns",
         "stopping",
@@ -276,7 +276,7 @@ class CheckedReplica:
         """Whether it was told to stop."""
         self.limit = 0
         """The largest batch that the plan allows it."""
-        self.size_max = 0
+        self.batch_max = 0
         """The largest batch that its variant takes; 0 if that is unknown."""
         self.part: Worker | None = None
         """The layers that it has, if it has not all."""
@@ -973,8 +973,8 @@ class Checkers:
             self._fail(f"the replica serves stage {replica.spec.stage}")
         if not 0 < size <= limit:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
-        if size > (replica.size_max or size):
-            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
+        if size > (replica.batch_max or size):
+            self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.batch_max}")
         if self._state.is_mixed:
             self._take(order, self._split(order), replica)
             self._check_rows(order, replica)
@@ -1044,12 +1044,12 @@ class Checkers:
         lanes = {state.lane(visit) for visit in visits}
         if len(lanes) > 1:
             self._fail(f"a batch of rows that cannot run together: {sorted(lanes)}")
-        total, most = sum(rows), replica.size_max or replica.limit
+        total, most = sum(rows), replica.batch_max or replica.limit
         limit = min(replica.limit, most)
         if len(visits) > 1 and (total > most or total - limit > limit - (total - rows[-1])):
             self._fail(f"a batch of {rows} rows of several requests, where {limit} are planned and {most} allowed")
         is_split = state.is_divided(order.stage) and state.stages[order.stage].only is not None
-        if is_split and max(rows) > (replica.size_max or max(rows)):
+        if is_split and max(rows) > (replica.batch_max or max(rows)):
             self._fail(f"a batch of {max(rows)} rows of one request, which a pass does not take")
         if self._is_ordered:
             (lane,) = lanes
@@ -1217,7 +1217,7 @@ class Checkers:
         slot = structs.replace(spec.slot, cores=replica.cores)
         default = self._default_limits.get(spec.stage)
         if default is None:  # it was adopted, and there is no plan yet
-            replica.limit = replica.size_max or 1
+            replica.limit = replica.batch_max or 1
             return
         key, node = (spec.stage, spec.variant, slot, replica.shape), spec.node or ""
         places = ((node, spec.device or ""), (node, ""), ("", ""))
@@ -1477,7 +1477,7 @@ class Checkers:
     def _begin_replica(self, order: actions.StartWorker | actions.AdoptWorker) -> None:
         replica = self._state.start(order.worker, order.spec)
         profile = self._profiles.get(profile_key(order.spec))
-        replica.size_max = profile.max_batch if profile is not None else 0
+        replica.batch_max = profile.max_batch if profile is not None else 0
         self._limit(replica)
         if isinstance(order, actions.StartWorker):
             self._check_node(order.spec)

@@ -76,7 +76,7 @@ class ApplicationSetup:
             response_timeouts_ns={
                 stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
             },
-            sizes={stage.name: stage.size_classes for stage in application.stages},
+            size_classes={stage.name: stage.size_classes for stage in application.stages},
             padded=frozenset(stage.name for stage in application.stages if stage.pads),
             divided=frozenset(stage.name for stage in application.stages if stage.keeps_rows_apart),
             starts=starts_of(application),

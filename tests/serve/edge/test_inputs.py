@@ -231,6 +231,15 @@ def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() 
     assert INTAKE.complete(whole) is whole
 
 
+def test_lengths_that_must_be_equal_are_checked() -> None:
+    ports = (Port("ids", "INT8", (-1, -1)), Port("mask", "INT8", (-1, -1)))
+    validator = InputValidator(Signature(ports, (), 8, equal=((("ids", 1), ("mask", 1)),)))
+    ids, mask = Tensor("INT8", (2, 3), bytes(6)), Tensor("INT8", (2, 4), bytes(8))
+    assert validator.complete({"ids": ids, "mask": ids})
+    with pytest.raises(Refusal, match=r"ids.shape\[1\] is 3 and mask.shape\[1\] is 4, and the model takes only equal"):
+        validator.complete({"ids": ids, "mask": mask})
+
+
 def test_an_open_dimension_may_be_empty_unless_it_counts_the_rows() -> None:
     port = Port("words", "INT64", (-1, -1, 2))
     validator = InputValidator(Signature((port,), (port,), rows_max=8))

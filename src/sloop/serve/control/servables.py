@@ -11,7 +11,7 @@ from sloop.app.limits import Limits
 from sloop.errors import InputError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.profile import Profile, path_beside
-from sloop.profile.warming import sizes_to_warm
+from sloop.profile.warming import batches_to_warm
 from sloop.serve.control.cutting import cut_of, needs_blocks, starts_parts
 from sloop.serve.copies import (
     ExaminedModels,
@@ -166,7 +166,7 @@ def _servable(
         digest=copy.digest,
         files=copy.files,
         evidence=known.evidence,
-        batches=known.batches_alone or sizes_to_warm(_sizes_in(profiles.values())),
+        batches=known.batches_alone or batches_to_warm(_batches_in(profiles.values())),
         shapes=shapes or {},
         verify_first=first,
         verify_share=share,
@@ -184,7 +184,7 @@ def _verified(variant: Variant, verify: float | None, known: ExaminedModel) -> t
     return VERIFY_FIRST, verify or 0.0
 
 
-def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
+def _batches_in(profiles: Iterable[Profile]) -> set[int]:
     """The batch sizes that were measured, up to the largest that is served."""
     largest = max((profile.max_batch for profile in profiles), default=1)
     measured = {sample.batch for profile in profiles for sample in profile.samples}

@@ -138,14 +138,11 @@ class InputValidator:
             for place, (have, want) in enumerate(zip(shape, wanted, strict=True))
         )
         if not fits:
-            least = "any number from 1 up"
+            least = ", where -1 means any number from 1 up" if -1 in wanted else ""
             if -1 in wanted[port.has_rows :]:
-                least = "any number from 0 up" + (", from 1 up if it is the first" if port.has_rows else "")
-            raise bad(
-                "shape",
-                f"{quoted(list(shape))} for input {name!r}",
-                f"this input's shape is {list(wanted)}, where -1 means {least}",
-            )
+                least = ", where -1 means any number from 0 up" + (", from 1 up if it is the first" * port.has_rows)
+            what = f"{quoted(list(shape))} for input {name!r}"
+            raise bad("shape", what, f"this input's shape is {list(wanted)}{least}")
         size, most = prod([shape[place] for place in port.open_places]), self.signature.size_max
         if most and size > most:
             what = f"rows of {size:,} elements for input {name!r}, where the profile says something of up to {most:,}"
@@ -155,7 +152,8 @@ class InputValidator:
 
     def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
         """Return `tensors`, with `MISSING` for optional inputs that are not given. Raise a 400 if another input is
-        missing, or if inputs differ in their number of rows, or have more than `rows_max`."""
+        missing, or if inputs differ in their number of rows or in lengths that must be equal, or have more rows than
+        `rows_max`."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             needed = [name for name in missing if name in self.required]
@@ -170,6 +168,11 @@ class InputValidator:
                 both = sorted((rows, count))
                 raise bad(field, f"the inputs have {both} rows (first dimension)", f"send as many in each; {NOT_ROWS}")
             count = rows
+        for equal in self.signature.equal:
+            lengths = {f"{name}.shape[{place}]": tensors[name].shape[place] for name, place in equal}
+            if len(set(lengths.values())) > 1:
+                given = " and ".join(f"{place} is {length}" for place, length in lengths.items())
+                raise bad(field, f"{given}, and the model takes only equal ones", "send one length in all of these")
         if count > self.signature.rows_max:
             raise self.too_many(f"{count} rows (first dimension) exceed", field)
         return tensors
