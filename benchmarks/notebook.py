@@ -47,7 +47,7 @@ def workspace(keep: Path | None) -> Iterator[Path]:
     """A folder for models, logs and records: the one to keep, or one that is removed afterwards."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-        yield keep
+        yield keep.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="sloop-bench-") as name:
         yield Path(name)

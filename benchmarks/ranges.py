@@ -11,7 +11,7 @@ moment, and how well they know it (`--speed`), and what the server's own process
 request (`truth.processes`). With these the rest of the run is simulated: the prediction knows nothing of the seconds
 that it is for.
 
-Nothing else should run on the machine. `--only NAME` measures one model, which takes five minutes, and writes no page;
+Nothing else should run on the machine. `--only NAME` measures one model, which takes seven minutes, and writes no page;
 what `--keep` has already is not measured again. It also has the logs of all runs.
 """
 
@@ -50,7 +50,7 @@ from sloop.workload import trace_from
 from sloop.workload.trace import first_works
 
 PASSES: Final = 2
-CALIBRATION_S: Final = 10.0
+CALIBRATION_S: Final = 20.0
 SETTLED_S: Final = 2.5
 """After this the log of the calibration is on the disk."""
 DRAWN, DRAWN_S = 5_000, 60.0

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from math import hypot
 from pathlib import Path
@@ -6,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from sloop.actions import StartBatch
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario, ServiceTruth, Truth
-from sloop.events import WorkerProgressed, WorkerReady
+from sloop.events import Finished, WorkerProgressed, WorkerReady
 from sloop.profile.passes import MachineSpeed
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
-from sloop.runlog import read_log
+from sloop.runlog import Record, read_log
 from sloop.runlog.summary import RunRow, RunSummary
 from sloop.sim.machine_speed import log_speed
 from sloop.sim.ranges import MODEL_ERROR, PLACES, at_speed, attainment_range, speed_factors, worlds_around
@@ -25,8 +27,8 @@ from sloop.sim.scenarios import (
 )
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World
-from sloop.systems.replay import rebuild, replay_log
-from sloop.units import NS_PER_S
+from sloop.systems.replay import rebuild, replay_log, with_beginning
+from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import Request
 from tests.sim.scene import records_of
 
@@ -392,6 +394,36 @@ def test_the_speed_of_a_log_is_that_of_the_machine_that_it_comes_from(
     assert found.factor == pytest.approx(speed, rel=0.02)
     assert 0 < found.error < 0.01 * speed
     assert log_speed(log, load_scenario(SCENARIO).deployment) is None, "a log of other stages"
+
+
+def test_batches_after_a_pause_say_nothing_of_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there are too few others."""
+
+    def slower_after_pauses(recorded: Any) -> Iterator[tuple[int, Record]]:
+        """Batches that begin after a pause, and end before one, take 3 ms longer."""
+        records, ended_ns = list(with_beginning(recorded)), 0
+        started = {at for at, record in records if isinstance(record, StartBatch)}
+        late_ns: dict[int, int] = {}
+        begun_ns = 0
+        for now_ns, record in records:
+            if isinstance(record, StartBatch):
+                begun_ns = now_ns
+            elif isinstance(record, Finished):
+                if begun_ns > ended_ns and not any(now_ns <= at < now_ns + ms(5) for at in started):
+                    late_ns[now_ns] = ms(3)
+                ended_ns = now_ns
+        return iter(sorted(((at + late_ns.get(at, 0), record) for at, record in records), key=lambda each: each[0]))
+
+    monkeypatch.setattr("sloop.sim.machine_speed.with_beginning", slower_after_pauses)
+    found = list[float]()
+    for rate in (30, 3):
+        scenario, log = one_core(rate), tmp_path / f"{rate}.jsonl"
+        run_scenario(scenario, scenario.systems[0], log=log)
+        speed = log_speed(log, scenario.deployment)
+        assert speed is not None
+        found.append(speed.factor)
+    assert found[0] == pytest.approx(1, rel=0.02)
+    assert found[1] == pytest.approx(12 / 15, rel=0.05)
 
 
 def test_the_error_of_a_speed_is_as_large_as_the_speeds_of_equal_logs_differ(tmp_path: Path) -> None:

@@ -529,9 +529,9 @@ def _measured(
                 Path(known.file),
                 sweep.further,
                 seconds=sweep.seconds,
+                passes=sweep.passes,
                 limit=confined,
                 progress=clock.measured_size,
-                percentile=sweep.percentile,
                 alone=sweep.alone,
                 on=sweep.on,
             )
@@ -546,7 +546,9 @@ class _Clock:
         self._begin_s = monotonic()
         self._cells_s = measuring_s(sweep.batches, sweep.cores, sweep.seconds, sweep.passes)
         self._service_s, self._services_left = SERVICE_S * served, sweep.passes
-        self._sizes_s = measuring_sizes_s(len(sweep.further), sweep.cores, sweep.seconds) if sweep.further else 0.0
+        self._sizes_s = (
+            measuring_sizes_s(len(sweep.further), sweep.cores, sweep.seconds, sweep.passes) if sweep.further else 0.0
+        )
         self._said_s = self._left_s
         what = f"measuring {self._model} takes about {self._said_s:.0f} s"
         click.echo(what if sweep.passes > 1 else f"{what}; --passes {PASSES} gives predictions a range", err=True)

@@ -32,12 +32,13 @@ from sloop.errors import InputError, MachineError
 from sloop.machine import capacity, hardware_name, usable_cpus
 from sloop.profile import operators
 from sloop.profile.examine import ExaminedModel
-from sloop.profile.fit import Percentile, fit_all
+from sloop.profile.fit import Percentile, Point, fit_all, fit_table, points_p50
 from sloop.profile.measured_process import SILENCE_S, MeasuredProcess, measured_process
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import (
     SUFFIX,
     FirstProfile,
+    Latency,
     Pass,
     Profile,
     Sample,
@@ -49,7 +50,6 @@ from sloop.profile.profile import (
     path_beside,
     sample_of,
     save_profile,
-    scaled,
     size_of_model,
 )
 from sloop.profile.row_sizes import size_of
@@ -209,47 +209,66 @@ def measure_sizes(  # noqa: PLR0913  # one for each thing that may be chosen
     rows: Mapping[int, Mapping[str, tuple[int, ...]]],
     *,
     seconds: float | None = None,
+    passes: int = 1,
     limit: Limit = by_affinity,
     progress: Progress = lambda left_s, sample: None,
-    percentile: Percentile = "p99",
     alone: bool = False,
     on: GpuPlace | None = None,
 ) -> Profile:
     """The profile with what rows of further sizes take, each with these shapes of its inputs; takes about
     `measuring_sizes_s`. It says of which size its own rows are.
 
-    They are measured on its core counts with `SIZE_BATCHES` batch sizes, in one pass without a server, and scaled as
-    its own durations were to those in service. A batch that is too slow, or too much for the machine, is left out. The
-    memory becomes what the largest rows take. Other arguments and errors as for `measure`.
+    They are measured without a server, on its core counts and with `SIZE_BATCHES` batch sizes. In each pass, its
+    typical rows are measured beside them, because a machine is slow for seconds at a time. The profile gets the latency
+    of its typical rows times the ratio of both medians: the P99 of a few runs says little about that in service. A
+    batch that is too slow, or too much for the machine, is left out. The memory becomes what the largest rows take.
+    Other arguments and errors as for `measure`.
     """
     cores = tuple(sorted({sample.cores for sample in profile.samples}))
     effort = _Effort(
         _few_batches(profile.max_batch),
         cores,
         seconds,
+        passes,
         cells_s=SIZES_S / len(rows),
         is_bounded=seconds is None,
         least=1,
     )
-    slower = _in_service_ratio(profile)
-    found, reports, left_s = list(profile.sizes), list[LoadReport](), measuring_sizes_s(len(rows), cores, seconds)
-    for size, shapes in rows.items():
-        left_s -= measuring_sizes_s(1, cores, seconds, SIZES_S / len(rows))
+    left_s = measuring_sizes_s(len(rows), cores, seconds, passes)
+    each_s = left_s / (passes * (1 + len(rows)))
 
-        def further(now_s: float, sample: Sample, later_s: float = left_s) -> None:
-            progress(now_s + later_s, sample)
+    def further(now_s: float, sample: Sample) -> None:
+        progress(left_s, sample)
 
-        measured = _Measurement(file, shapes, effort, limit, further, on)
+    typical = _Measurement(file, profile.shapes, effort, limit, further, on)
+    others = {size: _Measurement(file, shapes, effort, limit, further, on) for size, shapes in rows.items()}
+    for measured in [typical, *others.values()] * passes:
+        left_s -= each_s
         measured.one_pass(alone=alone)
-        reports += measured.reports
-        found.append(SizeLatency(size, scaled(fit_all(measured.pooled(), percentile)["table"].params, slower)))
+    found = [SizeLatency(size, _as_typical(profile, typical.pooled(), own.pooled())) for size, own in others.items()]
+    reports = [report for measured in others.values() for report in measured.reports]
     most_bytes = max(report.memory_bytes for report in reports) + profile.resize_bytes
     return structs.replace(
         profile,
-        sizes=tuple(sorted(found, key=lambda each: each.size)),
+        sizes=tuple(sorted((*profile.sizes, *found), key=lambda each: each.size)),
         memory_bytes=max(profile.memory_bytes, most_bytes),
         device_memory_bytes=max(profile.device_memory_bytes, *(report.device_memory_bytes for report in reports)),
     )
+
+
+def _as_typical(profile: Profile, typical: Sequence[Sample], others: Sequence[Sample]) -> Latency:
+    """The latency of the profile times the ratio of the medians of these other rows and of typical rows beside them.
+    Core counts on which a batch size of the others was not measured have the ratio of the nearest one that has it."""
+    served_ms, alone_ms = profile.latency_ms.latency_ms, fit_table(points_p50(typical)).params.latency_ms
+    ratios: dict[int, dict[float, float]] = {}
+    for batch, cores, median_ms in points_p50(others):
+        ratios.setdefault(batch, {})[cores] = median_ms / alone_ms(batch, cores)
+    points = [
+        Point(batch, cores, served_ms(batch, cores) * known[min(known, key=lambda one: abs(one - cores))])
+        for batch, known in ratios.items()
+        for cores in {sample.cores for sample in typical}
+    ]
+    return fit_table(points).params
 
 
 def check_sizes(
@@ -276,20 +295,10 @@ def _few_batches(most: int) -> tuple[int, ...]:
     return tuple(sorted({round(most ** (place / (SIZE_BATCHES - 1))) for place in range(SIZE_BATCHES)}))
 
 
-def _in_service_ratio(profile: Profile) -> float:
-    """How many times as long the cells of a profile take in service as in the measurement; 1 without such a pass."""
-    alone = [one for one in profile.passes if not one.in_service]
-    if len(alone) == len(profile.passes):
-        return 1.0
-    cells = {(sample.batch, sample.cores): sample.mean_ms for sample in profile.samples}
-    return fmean(cells[sample.batch, sample.cores] / sample.mean_ms for one in alone for sample in one.samples)
-
-
-def measuring_sizes_s(count: int, cores: Sequence[float], seconds: float | None, cells_s: float = SIZES_S) -> float:
+def measuring_sizes_s(count: int, cores: Sequence[float], seconds: float | None, passes: int) -> float:
     """About how many seconds `measure_sizes` takes for so many sizes."""
-    if seconds is not None:
-        cells_s = CELL_COST * seconds * SIZE_BATCHES * len(cores) * count
-    return count * START_S * (1 + len(cores)) + cells_s
+    cells_s = SIZES_S / count if seconds is None else CELL_COST * seconds * SIZE_BATCHES * len(cores)
+    return passes * (1 + count) * (START_S * (1 + len(cores)) + cells_s)
 
 
 def measuring_s(batches: Sequence[int] | None, cores: Sequence[float], seconds: float | None, passes: int) -> float:

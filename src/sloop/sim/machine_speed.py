@@ -5,6 +5,9 @@ same size. What the server's processes took of the cores, and took while the pro
 it is known, because a simulation adds it again. A log of some seconds under load is enough: `sloop serve` writes it,
 `--speed` takes the result.
 
+Only batches that begin when the one before ends count, if there are enough: a processor that has slept is slower for
+some milliseconds (a quarter on the machines where this was seen), but where batches follow pauses nothing is late.
+
 The speed has an error, since durations vary, and since a machine is slow for seconds at a time. Durations that follow
 each other are therefore not independent, but those of long parts of the log nearly are (the method of batch means; Law
 and Kelton, Simulation Modeling and Analysis). The error follows from how much ten to twenty parts differ.
@@ -34,10 +37,13 @@ from sloop.sim.truth.service import ServiceSampler
 from sloop.sim.truth.sharing import alone, lost
 from sloop.sim.world import profiles_of
 from sloop.systems.replay import require_all, with_beginning
-from sloop.vocabulary import ALONE, BatchId, Request, RequestId
+from sloop.units import FOREVER_NS, NS_PER_MS
+from sloop.vocabulary import ALONE, BatchId, ReplicaId, Request, RequestId
 
 PARTS_MAX: Final = 20
 """When there are so many parts, each two become one."""
+PAUSE_NS: Final = NS_PER_MS
+"""A replica that is idle for longer before a batch has paused."""
 
 
 def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | None = None) -> MachineSpeed | None:
@@ -57,10 +63,11 @@ def log_speed(log: Path, deployment: Deployment, processes: ProcessesTruth | Non
     for now_ns, record in with_beginning(recorded):
         batches.append(now_ns, record)
         use.append(now_ns, record)
-    if batches.count < BATCHES_MIN:
+    parts = next((parts for parts in (batches.busy, batches.all) if parts.count >= BATCHES_MIN), None)
+    if parts is None:
         return None
     beside_cores = use.rate_rps * (processes.request_us + processes.client_us) / 1e6 if processes is not None else 0.0
-    return batches.speed(beside_cores)
+    return parts.speed(beside_cores)
 
 
 class _PartTimes(Struct):
@@ -80,32 +87,51 @@ class _PartTimes(Struct):
         self.disturbed_ns += other.disturbed_ns
 
 
+class _Parts:
+    """Consecutive batches in parts of equally many, the last of fewer."""
+
+    def __init__(self) -> None:
+        self._parts = [_PartTimes()]
+        self._per_part = 1
+
+    @property
+    def count(self) -> int:
+        """How many batches there were."""
+        return sum(part.count for part in self._parts)
+
+    def speed(self, beside_cores: float) -> MachineSpeed:
+        """The speed, if the server's processes took so many cores; a ratio estimate."""
+        expected_ns = [part.expected_ns for part in self._parts]
+        actual_ns = [part.actual_ns - beside_cores * part.disturbed_ns for part in self._parts]
+        factor, count = sum(expected_ns) / sum(actual_ns), len(self._parts)
+        off_ns = [expected - factor * actual for expected, actual in zip(expected_ns, actual_ns, strict=True)]
+        error = sqrt(sum(off * off for off in off_ns) * count / (count - 1)) / sum(actual_ns)
+        return MachineSpeed(factor, error)
+
+    def add(self, batch: _PartTimes) -> None:
+        """Add one batch."""
+        if self._parts[-1].count == self._per_part:
+            if len(self._parts) == PARTS_MAX:
+                for first, second in zip(self._parts[::2], self._parts[1::2], strict=True):
+                    first.add(second)
+                del self._parts[1::2]
+                self._per_part *= 2
+            self._parts.append(_PartTimes())
+        self._parts[-1].add(batch)
+
+
 class _BatchTimes:
     """A fold: the batches of a log, and what the profiles say that they take."""
 
     def __init__(self, profiles: Mapping[VariantKey, Profile], node_cores: float) -> None:
-        self.parts = [_PartTimes()]
-        """Parts of equally many batches, the last of fewer."""
-        self._per_part = 1
+        self.all, self.busy = _Parts(), _Parts()
+        """`busy` are those that began when the one before on their replica ended."""
         self._profiles, self._service, self._node_cores = profiles, ServiceSampler(0, profiles), node_cores
         self._state = RunState(ANY_GRAPH)
         self._works: dict[RequestId, tuple[int, int]] = {}
         """Rows and size of requests that brought others than one row of the only size."""
         self._left_out: set[BatchId] = set()
-
-    @property
-    def count(self) -> int:
-        """How many batches there were."""
-        return sum(part.count for part in self.parts)
-
-    def speed(self, beside_cores: float) -> MachineSpeed:
-        """The speed, if the server's processes took so many cores; a ratio estimate."""
-        expected_ns = [part.expected_ns for part in self.parts]
-        actual_ns = [part.actual_ns - beside_cores * part.disturbed_ns for part in self.parts]
-        factor, count = sum(expected_ns) / sum(actual_ns), len(self.parts)
-        off_ns = [expected - factor * actual for expected, actual in zip(expected_ns, actual_ns, strict=True)]
-        error = sqrt(sum(off * off for off in off_ns) * count / (count - 1)) / sum(actual_ns)
-        return MachineSpeed(factor, error)
+        self._ended_ns: dict[ReplicaId, int] = {}
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record; instants never decrease."""
@@ -116,6 +142,7 @@ class _BatchTimes:
             replica = self._state.replicas.get(record.replica)
             if replica is not None and replica.running is not None and replica.running.batch == record.batch:
                 self._end(now_ns, replica, replica.running)
+                self._ended_ns[record.replica] = now_ns
         elif isinstance(record, End):
             self._works.pop(record.request, None)
         self._state.append(now_ns, record)
@@ -147,14 +174,7 @@ class _BatchTimes:
         )
         taken_ns = now_ns - replica.running_ns
         lost_ns = taken_ns * lost(profile.cores_on(slot), self._node_cores)
-        self._add(_PartTimes(1, expected_ns, taken_ns, lost_ns))
-
-    def _add(self, batch: _PartTimes) -> None:
-        if self.parts[-1].count == self._per_part:
-            if len(self.parts) == PARTS_MAX:
-                for first, second in zip(self.parts[::2], self.parts[1::2], strict=True):
-                    first.add(second)
-                del self.parts[1::2]
-                self._per_part *= 2
-            self.parts.append(_PartTimes())
-        self.parts[-1].add(batch)
+        times = _PartTimes(1, expected_ns, taken_ns, lost_ns)
+        self.all.add(times)
+        if replica.running_ns - self._ended_ns.get(replica.id, -FOREVER_NS) <= PAUSE_NS:
+            self.busy.add(times)
