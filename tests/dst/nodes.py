@@ -22,10 +22,28 @@ from msgspec import Struct
 from sloop.actions import StartBatch
 from sloop.cuda import CudaDevice
 from sloop.errors import MachineError
+from sloop.events import Finished
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Grant
-from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, encode
+from sloop.serve.messages import (
+    BatchFinished,
+    BatchPassed,
+    BatchRaised,
+    CompleteWorker,
+    Free,
+    PairSetup,
+    PassedBatch,
+    Reached,
+    Run,
+    RunBatch,
+    ShadowPaired,
+    ShadowSetup,
+    Threads,
+    WorkerDiffers,
+    encode,
+)
 from sloop.serve.node.node import LiveNode, NodeShadow, NodeWorker
+from sloop.serve.protocols import StageSetup
 from sloop.serve.transport import CLOSED, Frame, FrameKind
 from sloop.serve.weights.sources import ModelSource
 from sloop.serve.worker import STEPS
@@ -313,7 +331,7 @@ class PipeEnd:
 
 class SimulatedProcess:
     """The process of a worker, and its end of the link to its node (`sloop.serve.node.process.WorkerProcess`,
-    `sloop.serve.transport.ProcessLink`)."""
+    `sloop.serve.transport.RecordLink`)."""
 
     popen = None
     state = None
@@ -322,8 +340,8 @@ class SimulatedProcess:
     def __init__(self, processes: SimulatedProcesses, pid: int) -> None:
         self._processes, self._loop, self._around = processes, processes.loop, processes.around
         self.pid = pid
-        self.link = self
-        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.link = self.records = self
+        self.acts: Mapping[type, Callable[[Any], None]] = {}
         self.on_end: Callable[[str], None] = lambda why: None
         self.is_over = False
         """Whether its node has closed its socket."""
@@ -340,15 +358,15 @@ class SimulatedProcess:
         """The batches that it computes next, if it has a part of a model; None if no more come from the part before."""
         self._rest_ns = 0
         """How long loading the other layers of the model takes as a replica that starts."""
-        self._acts: dict[FrameKind, Callable[[int, bytes], None]] = {
-            FrameKind.SETUP: self._set_up,
-            FrameKind.RUN: self._run,
-            FrameKind.PASS: self._pass,
-            FrameKind.COMPLETE: self._complete,
-            FrameKind.RESIZE: self._resize,
-            FrameKind.PAIR: self._pair,
-            FrameKind.ALONE: lambda subject, payload: None,
-            FrameKind.FREE: lambda subject, payload: None,
+        self._does: dict[type, Callable[[Any], None]] = {
+            StageSetup: self._set_up,
+            ShadowSetup: self._set_up_shadow,
+            RunBatch: self._run,
+            CompleteWorker: self._complete,
+            Threads: self._resize,
+            PairSetup: self._pair,
+            WorkerDiffers: lambda record: None,
+            Free: lambda record: None,
         }
 
     # What the node does with it
@@ -357,11 +375,11 @@ class SimulatedProcess:
     def is_alive(self) -> bool:
         return not self.is_dead
 
-    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
-        self.on_frame, self.on_end = on_frame, on_end
+    def attach(self, acts: Mapping[type, Callable[[Any], None]], on_end: Callable[[str], None]) -> None:
+        self.acts, self.on_end = acts, on_end
 
-    def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Any] = ()) -> None:
-        self._soon(self._take, kind, subject, b"".join(payload))
+    def tell(self, record: Struct) -> None:
+        self._soon(self._take, record)
 
     def end_output(self) -> None:
         self._soon(self._stop)
@@ -427,13 +445,13 @@ class SimulatedProcess:
     def _now_ns(self) -> int:
         return self._around.clock.now_ns
 
-    def _say(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: bytes = b"") -> None:
+    def _say(self, record: Struct) -> None:
         if not self.is_over:
-            self.on_frame(Frame(kind, subject, value, memoryview(payload)))
+            self.acts[type(record)](record)
 
-    def _take(self, kind: FrameKind, subject: int, payload: bytes) -> None:
+    def _take(self, record: Struct) -> None:
         if not (self.is_dead or self.is_hung):
-            self._acts[kind](subject, payload)
+            self._does[type(record)](record)
 
     @property
     def _served(self) -> NodeWorker:
@@ -449,11 +467,9 @@ class SimulatedProcess:
         self.worker = own[0]
         return own[0]
 
-    def _set_up(self, subject: int, payload: bytes) -> None:
+    def _set_up(self, setup: StageSetup) -> None:
         worker = self._become()
-        if isinstance(worker, NodeShadow):
-            self._set_up_shadow(worker, payload)
-            return
+        assert worker.number == setup.worker
         order, spec, starts = worker.order, worker.spec, self._truths.cold_start
         slow = 5 if self._around.acts("slow starts", self._processes.node) else 1
         whole_ns = starts.draw_ns(self._now_ns, spec, is_local=True) * slow
@@ -461,34 +477,34 @@ class SimulatedProcess:
         self._rest_ns, at_ns = whole_ns - own_ns, 0
         for step, length_ns in starts.steps(spec, own_ns):
             if length_ns and step in STEPS:
-                self._after(at_ns, self._say, FrameKind.STEP, STEPS.index(step))
+                self._after(at_ns, self._say, Reached(step))  # type: ignore[arg-type]  # one of these steps
             at_ns += length_ns
         if self._around.acts("failed starts", self._processes.node):
             self._after(ms(hashed(order.worker)), self.die)
-        self._after(own_ns, self._say, FrameKind.READY)
+        self._after(own_ns, self._say, Reached("ready"))
 
-    def _set_up_shadow(self, shadow: NodeShadow, payload: bytes) -> None:
-        setup = msgspec.msgpack.decode(payload, type=ShadowSetup)
+    def _set_up_shadow(self, setup: ShadowSetup) -> None:
+        shadow = self._become()
+        assert isinstance(shadow, NodeShadow)
         assert tuple(setup.blocks) == shadow.wanted.layers
-        self._say(FrameKind.STEP, STEPS.index("loading"))
+        self._say(Reached("loading"))
         length_ns = self._truths.cold_start.shadow_ns(shadow.body.spec, shadow.wanted)
-        self._after(length_ns, self._say, FrameKind.READY, 0, 0, b"its socket")
+        self._after(length_ns, self._say, Reached("ready", b"its socket"))
 
-    def _resize(self, subject: int, payload: bytes) -> None:
+    def _resize(self, order: Threads) -> None:
         if self.worker is not None and not isinstance(self.worker, NodeShadow):
-            self._after(self._truths.resize.draw_ns(), self._say, FrameKind.RESIZE, subject)
+            self._after(self._truths.resize.draw_ns(), self._say, Reached("resized"))
 
-    def _pair(self, subject: int, payload: bytes) -> None:
+    def _pair(self, setup: PairSetup) -> None:
         self.pair = None
-        if not payload:
+        if not setup.address:
             return
-        setup = msgspec.msgpack.decode(payload, type=PairSetup)
         found = self._processes.alive.get(setup.process)
         if found is None or found.is_dead:
-            self._say(FrameKind.PAIR, subject, 0, b"its shadow does not answer")
+            self._say(ShadowPaired(setup.shadow, "its shadow does not answer"))
             return
         self.pair = found, Worker(found._served.cores, setup.blocks)
-        self._say(FrameKind.PAIR, subject)
+        self._say(ShadowPaired(setup.shadow))
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -497,15 +513,12 @@ class SimulatedProcess:
 
     # Batches
 
-    def _run(self, batch: int, payload: bytes) -> None:
-        order = msgspec.msgpack.decode(payload, type=Run)
+    def _run(self, ordered: RunBatch) -> None:
+        visits = _visits_of(ordered.order)
         if self._served.order.part is None:
-            self._compute(BatchId(batch), _visits_of(order), is_part=False)
+            self._compute(ordered.batch, visits, is_part=False)
         else:  # it may compute one that passes
-            self._expect(_Next(BatchId(batch), _visits_of(order), is_part=False))
-
-    def _pass(self, batch: int, payload: bytes) -> None:
-        self._expect(_Next(BatchId(batch), _visits_of(msgspec.msgpack.decode(payload, type=Run))))
+            self._expect(_Next(ordered.batch, visits, is_part=ordered.is_part))
 
     def _on_passed(self, frame: Frame) -> None:
         """The part before passes on a batch."""
@@ -529,7 +542,7 @@ class SimulatedProcess:
         else:
             self._close_pipes()
             if self._is_last:
-                self._say(FrameKind.CONNECT)
+                self._say(Reached("drained"))
         self._compute_next()
 
     @property
@@ -579,20 +592,21 @@ class SimulatedProcess:
             self._pass_on(batch, visits, b"")
         else:
             blocks: list[Block | None] = [None if at in misfits else b"" for at in range(len(visits))]
-            self._say(FrameKind.DONE, batch, took_ns, encode(BatchDone(blocks, self._taken(visits), misfits)))
+            event = Finished(batch, self._served.number, took_ns, self._taken(visits))
+            self._say(BatchFinished(event, blocks, misfits))
         self._compute_next()
 
     def _fail(self, batch: BatchId, visits: Visits, failure: bytes, *, is_part: bool) -> None:
         if is_part and not self._is_last:
             self._pass_on(batch, visits, failure)
         else:
-            self._say(FrameKind.FAILED, batch, 0, failure)
+            self._say(BatchRaised(batch, self._served.number, failure))
 
     def _pass_on(self, batch: BatchId, visits: Visits, failure: bytes) -> None:
         record = encode(PassedBatch(len(visits), [], [], [], {}, (), (), failure=failure))
         if self._after_it is not None:
             self._after_it.send(FrameKind.PASS, batch, len(record), [record, encode(visits)])
-        self._say(FrameKind.PASS, batch)
+        self._say(BatchPassed(batch))
 
     def _taken(self, visits: Visits) -> tuple[tuple[int, ...], ...]:
         """The edges that the requests of a batch take."""
@@ -603,10 +617,10 @@ class SimulatedProcess:
         order = StartBatch(BatchId(0), ReplicaId(0), self._served.spec.stage, requests, parts)
         return branches.taken(order)
 
-    def _complete(self, subject: int, payload: bytes) -> None:
+    def _complete(self, order: CompleteWorker) -> None:
         spec = self._served.spec
         length_ns = self._truths.cold_start.rest_ns(spec, spec.slot, self._rest_ns)
-        self._after(length_ns, self._say, FrameKind.COMPLETE)
+        self._after(length_ns, self._say, Reached("complete"))
 
 
 def _visits_of(order: Run) -> Visits:

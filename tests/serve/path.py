@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import Order, StartWorker
 from sloop.app.limits import ServerLimits
@@ -30,7 +30,7 @@ from sloop.serve.edge.rest import Rest
 from sloop.serve.edges import EdgePort
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal
-from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
+from sloop.serve.messages import BatchFinished, FromEdge, RequestEnded, Run, RunBatch, Submit, ToEdge
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
 from sloop.serve.protocols import BackendListener, OnDifference, Servable, SpareProcesses
@@ -116,7 +116,7 @@ class Echo:
         self._reporter: BackendListener | None = None
         self.on_difference: OnDifference = lambda replica, stage, variant, why: None
         self._framed = framed
-        self._done = msgspec.msgpack.Decoder(BatchDone).decode
+        self._done = msgspec.msgpack.Decoder(BatchFinished).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._reports: dict[int, bytes] = {}
         """What a worker reports of so many visits."""
@@ -136,7 +136,7 @@ class Echo:
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         if self._framed:
-            assert pack_head(FrameKind.RUN, batch, 0, len(self._encode(order)))
+            assert pack_head(FrameKind.RECORDS, 0, 0, len(self._encode([RunBatch(batch, replica, order)])))
         asyncio.get_running_loop().call_soon(self._finish, batch, replica, order)
 
     def forget(self, stages: Iterable[str]) -> None: ...
@@ -164,9 +164,12 @@ class Echo:
             return
         report = self._reports.get(order.visits)
         if report is None:
-            self._reports[order.visits] = report = self._encode(BatchDone([OUTPUT] * order.visits))
+            self._reports[order.visits] = report = self._encode(
+                BatchFinished(Finished(batch, replica, 1), [OUTPUT] * order.visits)
+            )
         done = self._done(report)
-        self._reporter.on_finished(Finished(batch, replica, 1), done.blocks, done.faults)
+        event = structs.replace(done.event, batch=batch, replica=replica)
+        self._reporter.on_finished(event, done.blocks, done.faults)
 
 
 class Deciding:

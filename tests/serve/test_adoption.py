@@ -29,11 +29,10 @@ from sloop.serve.cluster.agent import (
     AgentReport,
     AgentSetup,
     NodeOrder,
-    RunBatch,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, NodeMemory
-from sloop.serve.messages import Close, Free, Run
+from sloop.serve.messages import Close, Free, Run, RunBatch
 from sloop.serve.network import BlockClient, HolderTable
 from sloop.serve.node.known import KnownStages
 from sloop.serve.protocols import ExaminedFile, Servable

@@ -40,19 +40,16 @@ from sloop.serve.cluster.agent import (
     AgentHello,
     AgentReport,
     AgentSetup,
-    BatchFinished,
-    BatchRaised,
     FromAgent,
     LearnStages,
     NodeOrder,
     PipelineDrained,
-    RunBatch,
     ToAgent,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import Close, Free, Holders, Run
+from sloop.serve.messages import BatchFinished, BatchRaised, Close, Free, Holders, Run, RunBatch
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -477,7 +474,7 @@ def test_frames_and_records_of_chance_end_their_link_only() -> None:
                 found = await here.join()
                 await until(lambda: bool(found.came))  # noqa: B023  # awaited here
                 found.link.send(FrameKind.RECORDS, payload=[payload])
-                found.link.send(FrameKind.DONE)  # if that was no mistake, this is one
+                found.link.send(FrameKind.BLOCK)  # if that was no mistake, this is one
                 await until(lambda: bool(found.ends))  # noqa: B023  # likewise
             streams = await asyncio.open_connection(HOST, here.backend.port)
             await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, network.RECORDS_BYTES_MAX + 1))

@@ -45,14 +45,12 @@ from sloop.serve.cluster.agent import (
     AgentReport,
     AgentSession,
     AgentSetup,
-    CompleteWorker,
     ConnectParts,
     FromAgent,
     PipelineDrained,
-    RunBatch,
 )
 from sloop.serve.cluster.agents import AgentBackend
-from sloop.serve.messages import CutBlock, Run
+from sloop.serve.messages import CompleteWorker, CutBlock, Run, RunBatch
 from sloop.serve.network import BlockClient, Endpoint, NetworkLink, Purpose, connect
 from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode

@@ -21,8 +21,8 @@ from sloop.serve.cluster.agent import Agent, AgentReport, NodeOrder
 from sloop.serve.cpu_quota import Affinity
 from sloop.serve.driver import Driver
 from sloop.serve.node.node import LiveNode
-from sloop.serve.protocols import Backend
-from sloop.serve.transport import FrameKind, ProcessLink, RecordLink
+from sloop.serve.protocols import Backend, StageSetup
+from sloop.serve.transport import RecordLink
 from sloop.units import FOREVER_NS
 from tests.serve.rig import wirings_of
 from tests.serve.test_agents import SERVABLES, A, fleet, play, spec
@@ -51,14 +51,16 @@ class Hops:
             monkeypatch.setattr(kind, name, watched)
 
         def is_start(record: Any) -> bool:
-            return isinstance(record, NodeOrder) and isinstance(record.order, StartWorker)
+            return isinstance(record, StageSetup) or (
+                isinstance(record, NodeOrder) and isinstance(record.order, StartWorker)
+            )
 
         def is_ready(record: Any) -> bool:
             return isinstance(record, AgentReport) and isinstance(record.event, WorkerReady)
 
         hops = self
-        watch(ProcessLink, "send", lambda kind, *_: kind is FrameKind.SETUP)
-        watch(RecordLink, "send", lambda record: is_start(record) or is_ready(record))
+        for send in ("send", "tell"):
+            watch(RecordLink, send, lambda record: is_start(record) or is_ready(record))
         watch(Driver, "on_event", lambda event: isinstance(event, WorkerReady))
 
     def note(self) -> None:

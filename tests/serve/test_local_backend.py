@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Struct, structs
 
 from sloop.actions import AcquireNode, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.errors import MachineError
@@ -39,12 +40,12 @@ from sloop.profile.model import read_signature
 from sloop.serve import processes
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Affinity, Cgroups, CpuActuator, Grant, detect
-from sloop.serve.messages import Run
+from sloop.serve.messages import BatchFinished, Run
 from sloop.serve.node import node as module
 from sloop.serve.node import spares as spare_workers
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable, SpareProcesses
-from sloop.serve.transport import FrameKind, ProcessLink
+from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature, Tensor
 from sloop.user_code import ModelFailure
@@ -135,13 +136,13 @@ def play(
 def test_a_worker_is_not_told_the_url_that_its_model_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may contain a password, and the model may be anybody's code."""
     sent: list[bytes] = []
-    send = ProcessLink.send
+    tell = RecordLink.tell
 
-    def noted(link: ProcessLink, kind: FrameKind, *others: Any, **named: Any) -> None:
-        sent.extend(map(bytes, named.get("payload", ())))
-        send(link, kind, *others, **named)
+    def noted(link: RecordLink, record: Struct) -> None:
+        sent.append(msgspec.msgpack.encode(record))
+        tell(link, record)
 
-    monkeypatch.setattr(ProcessLink, "send", noted)
+    monkeypatch.setattr(RecordLink, "tell", noted)
 
     async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec()))
@@ -302,7 +303,7 @@ def test_a_bug_in_taking_up_a_report_ends_the_replica(
     async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("quick")))
         await ear.hear(WorkerReady)
-        monkeypatch.setattr(backend, "_on_done", fail)
+        monkeypatch.setitem(backend._acts, BatchFinished, fail)
         backend.run(BatchId(1), A, rows(b"x"))
         assert await ear.hear(WorkerLost) == WorkerLost(A, "its report could not be taken up: KeyError(7)")
 
@@ -823,22 +824,22 @@ def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyP
 def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A spare one would begin at once, on cores that are not its own."""
     order: list[str] = []
-    send = ProcessLink.send
+    tell = RecordLink.tell
 
     class Noted(Affinity):
         def confine(self, pid: int, cores: float) -> Grant:
             order.append("confined")
             return super().confine(pid, cores)
 
-    def noted(link: ProcessLink, kind: FrameKind, *others: Any, **named: Any) -> None:
-        order.append(kind.name)
-        send(link, kind, *others, **named)
+    def noted(link: RecordLink, record: Struct) -> None:
+        order.append(type(record).__name__)
+        tell(link, record)
 
-    monkeypatch.setattr(ProcessLink, "send", noted)
+    monkeypatch.setattr(RecordLink, "tell", noted)
 
     async def scene(backend: LiveNode, ear: Ear) -> None:
         backend.order(StartWorker(A, spec("echo")))
-        assert order == ["confined", "SETUP"]
+        assert order == ["confined", "StageSetup"]
 
     play(scene, actuator=Noted([0]))
 

@@ -40,7 +40,7 @@ from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.control.checks import check_live
 from sloop.serve.control.cutting import cut_of
 from sloop.serve.control.loading import loadable
-from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.messages import BatchPassed, PassedBatch, Run
 from sloop.serve.node.node import LiveNode
 from sloop.serve.node.pipelines import ProcessPipeline
 from sloop.serve.pipelines import PartPipes, PartRuntime
@@ -48,7 +48,7 @@ from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
 from sloop.serve.server import check_nodes
 from sloop.serve.shadows import CutRuntime
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.serve.transport import ProcessChannel, ProtocolError
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import rebuild, replay_log
 from sloop.systems.setup import set_up
@@ -534,14 +534,13 @@ def note_passed(*nodes: LiveNode) -> list[tuple[ReplicaId, int]]:
     passed: list[tuple[ReplicaId, int]] = []
     for number, worker in [pair for node in nodes for pair in node.workers.items()]:
         assert worker.process is not None
-        reader = worker.process.link._reader
+        acts = dict(worker.process.records.acts)
 
-        def on_frame(frame: Frame, number: ReplicaId = number, told: Any = reader.on_frame) -> None:
-            if frame.kind is FrameKind.PASS:
-                passed.append((number, frame.subject))
-            told(frame)
+        def on_passed(record: BatchPassed, number: ReplicaId = number, told: Any = acts[BatchPassed]) -> None:
+            passed.append((number, record.batch))
+            told(record)
 
-        reader.on_frame = on_frame
+        worker.process.records.acts = acts | {BatchPassed: on_passed}
     return passed
 
 

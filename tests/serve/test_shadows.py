@@ -37,12 +37,12 @@ from sloop.serve.control.cutting import cut_of, needs_blocks
 from sloop.serve.control.loading import loadable
 from sloop.serve.control.servables import servables_of
 from sloop.serve.dataflow import wire
-from sloop.serve.messages import PairSetup, ShadowSetup
+from sloop.serve.messages import PairSetup, Reached, ShadowSetup, decoder
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, RowExchange, ShadowWorker
-from sloop.serve.transport import FrameKind, ProcessChannel, socket_pair
+from sloop.serve.transport import ProcessChannel, records_in, socket_pair
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import set_up
@@ -150,11 +150,12 @@ def beside(made: Servable, blocks: tuple[int, ...], rows: tuple[int, ...]) -> It
         thread.start()
         ready = ProcessChannel(ours).receive()
         assert ready is not None
-        assert ready.kind is FrameKind.READY
+        (reached,) = records_in(ready, decoder(list[Reached]).decode)
+        assert reached.step == "ready"
         runtime = CutRuntime(made.cut.blocks, made.signature)
         runtime.load(1)
-        setup = PairSetup(bytes(ready.payload), os.getpid(), blocks, rows, (20_000.0,) * len(rows))
-        runtime.partner = Partner.connect(3, setup)
+        setup = PairSetup(WorkerId(3), reached.address, os.getpid(), blocks, rows, (20_000.0,) * len(rows))
+        runtime.partner = Partner.connect(setup)
         try:
             yield runtime
         finally:
@@ -222,9 +223,9 @@ def test_only_the_process_that_was_named_is_met(model: Path, tmp_path: Path) -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, pytest.raises(PartnerLost, match=f"process {os.getpid()} has connected, not process 1"):
         RowExchange.meet(ours, 1)
-    setup = PairSetup(b"\0sloop-nobody", os.getpid(), (0,), (0, 1), (1.0, 1.0))
+    setup = PairSetup(WorkerId(1), b"\0sloop-nobody", os.getpid(), (0,), (0, 1), (1.0, 1.0))
     with pytest.raises(PartnerLost, match="cannot be reached"):
-        Partner.connect(1, setup)
+        Partner.connect(setup)
 
 
 # What can be cut

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from sloop.profile.model import NOTHING
-from sloop.serve.messages import Run
-from sloop.serve.transport import FrameKind
+from sloop.serve.messages import Run, WorkerDiffers
 from sloop.serve.verify import SAMPLES_MAX, Verification
 from sloop.tensor import Port, Signature
 from tests.serve.rig import run_of
-from tests.serve.test_worker import Server, values
+from tests.serve.test_worker import A, Server, values
 
 PORT = Port("y", "FP32", (-1, 2))
 SIGNATURE = Signature((Port("x", "FP32", (-1, 2)),), (PORT,))
@@ -113,9 +112,7 @@ def test_a_worker_that_finds_a_difference_says_so_and_joins_no_more(tmp_path: Pa
     server = Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100)
     server.until_ready()
     server.run(order())
-    frame = server.receive()
-    assert frame.kind is FrameKind.ALONE
-    assert b"differs from its output alone" in bytes(frame.payload)
+    assert "differs from its output alone" in server.hear(WorkerDiffers).why
     done = server.run(order())
     assert done.blocks[0] == server.run(run_of([[values(ROWS[:1])]])).blocks[0], "as alone"
     server.end()
@@ -128,9 +125,8 @@ def test_a_lack_of_memory_is_no_difference(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100)
     server.until_ready()
     server.run(order())
-    frame = server.receive()  # the first of the three requests lacks memory, the second fails
-    assert frame.kind is FrameKind.ALONE
-    assert b"fails alone: ValueError: no" in bytes(frame.payload)
+    # The first of the three requests lacks memory, the second fails.
+    assert "fails alone: ValueError: no" in server.hear(WorkerDiffers).why
     server.end()
 
 
@@ -139,6 +135,6 @@ def test_a_worker_that_is_told_joins_no_more(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "m.py"), SIGNATURE)
     server.until_ready()
     joined = server.run(order()).blocks[0]
-    server.channel.send(FrameKind.ALONE)
+    server.channel.tell(WorkerDiffers(A, "another one has found a difference"))
     assert server.run(order()).blocks[0] != joined
     server.end()

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Struct, structs
 from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.actions import Piece
@@ -35,13 +36,23 @@ from sloop.serve.dataflow import (
     read_whole,
     wire,
 )
-from sloop.serve.messages import BatchDone, Run, decoder, encode
+from sloop.serve.messages import (
+    BatchFinished,
+    BatchRaised,
+    Free,
+    FromWorker,
+    Reached,
+    Run,
+    RunBatch,
+    Threads,
+    WorkerDiffers,
+    WorkerRefused,
+    decoder,
+)
 from sloop.serve.protocols import Servable, StageSetup
 from sloop.serve.runtimes import FileRuntime
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
+from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError, records_in, socket_pair
 from sloop.serve.worker import (
-    MILLIONTHS,
-    STEPS,
     InputMemory,
     ModelWorker,
     check_rows,
@@ -53,12 +64,15 @@ from sloop.serve.worker import (
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import MISSING, Cut, Padding, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
+from sloop.vocabulary import BatchId, ReplicaId
 from tests.serve.graphs import graph_of
 from tests.serve.rig import alone, run_of, tensors_in
 
 pytestmark = pytest.mark.live
 
 
+T = TypeVar("T")
+A = ReplicaId(1)
 BYTES = Signature((Port("x", "UINT8", (-1,)),), (Port("x", "UINT8", (-1,)),))
 MLP = Signature((Port("x", "FP32", (-1, 4)),), (Port("y", "FP32", (-1, 3)),))
 
@@ -94,31 +108,33 @@ class Server:
 
         obstacle = "" if is_batchable else "a test"
         servable = Servable(model, signature, obstacle, operators=operators, verify_first=verify_first, padding=padding)
-        setup = StageSetup(wiring or alone("only", signature), servable, "local", holders={0: os.getpid()})
-        self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
+        setup = StageSetup(A, wiring or alone("only", signature), servable, "local", holders={0: os.getpid()})
+        self.channel.tell(setup)
         self.thread = threading.Thread(target=work)
         self.thread.start()
 
-    def receive(self) -> Frame:
+    def hear(self, kind: type[T]) -> T:
+        """The next record of the worker, of this kind."""
         received = self.channel.receive()
         assert received is not None
-        return received
+        (record,) = records_in(received, decoder(list[FromWorker]).decode)
+        assert isinstance(record, kind), record
+        return record
 
-    def until_ready(self) -> list[int]:
+    def until_ready(self) -> list[str]:
         """Steps of the cold start."""
-        steps = []
-        while (frame := self.receive()).kind is not FrameKind.READY:
-            assert frame.kind is FrameKind.STEP, bytes(frame.payload)
-            steps.append(frame.subject)
-        return steps
+        return list(iter(lambda: self.hear(Reached).step, "ready"))
 
-    def run(self, order: Run, number: int = 9) -> BatchDone:
+    def send(self, order: Run, number: int = 9, sent_ns: int = 0) -> None:
+        """Order a batch."""
+        self.channel.tell(RunBatch(BatchId(number), A, order, sent_ns=sent_ns))
+
+    def run(self, order: Run, number: int = 9) -> BatchFinished:
         """What has become of a batch."""
-        self.channel.send(FrameKind.RUN, number, time.monotonic_ns(), [encode(order)])
-        frame = self.receive()
-        assert (frame.kind, frame.subject) == (FrameKind.DONE, number), bytes(frame.payload)
-        assert frame.value > 0
-        done: BatchDone = decoder(BatchDone).decode(frame.payload)
+        self.send(order, number, time.monotonic_ns())
+        done = self.hear(BatchFinished)
+        assert (done.event.batch, done.event.replica) == (number, A)
+        assert done.event.service_ns > 0
         return done
 
     def end(self) -> None:
@@ -140,7 +156,7 @@ def values(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
 
 def test_visits_of_a_batch_are_answered_as_onnx_runtime_would(mlp: Path) -> None:
     server = Server(str(mlp), MLP)
-    assert server.until_ready() == [2, 3]
+    assert server.until_ready() == ["loading", "warming"]
     xs = [np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32) for rows in (5, 1)]
     done = server.run(run_of([[values(x)] for x in xs]))
     session = ort.InferenceSession(mlp, providers=["CPUExecutionProvider"])
@@ -194,7 +210,7 @@ def test_libraries_are_part_of_the_process_and_not_of_loading(mlp: Path, monkeyp
     prepared: list[str] = []
     monkeypatch.setattr("sloop.serve.worker.prepare_runtimes", prepared.append)
     server = Server(str(mlp), MLP)
-    assert server.receive().subject == STEPS.index("loading")
+    assert server.hear(Reached).step == "loading"
     assert prepared == [str(mlp)]
     server.until_ready()
     server.end()
@@ -204,10 +220,10 @@ def test_libraries_are_part_of_the_process_and_not_of_loading(mlp: Path, monkeyp
 def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
     server = Server(str(mlp), MLP)
     server.until_ready()
-    server.channel.send(FrameKind.RUN, 1, 0, [encode(run_of([[Tensor("FP32", (1, 5), bytes(20))]]))])
-    frame = server.receive()
-    assert (frame.kind, frame.subject) == (FrameKind.FAILED, 1)
-    failure = ModelFailure.decode(frame.payload)
+    server.send(run_of([[Tensor("FP32", (1, 5), bytes(20))]]), 1)
+    raised = server.hear(BatchRaised)
+    assert raised.batch == 1
+    failure = ModelFailure.decode(raised.failure)
     assert failure.is_refusal, "the client sent rows of another size"
     assert failure.summary.startswith("the model cannot run on these inputs: Got invalid dimensions for input: x")
     assert failure.summary.endswith("index: 1 Got: 5 Expected: 4")
@@ -218,49 +234,50 @@ def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "none.onnx"))
-    assert server.receive().kind is FrameKind.STEP
-    frame = server.receive()
-    assert frame.kind is FrameKind.REFUSED
-    assert b"none.onnx" in bytes(frame.payload)
+    server.hear(Reached)
+    assert "none.onnx" in server.hear(WorkerRefused).why
     server.end()
     assert server.error is not None
 
 
 @pytest.mark.parametrize(
-    ("kind", "subject", "value", "payload"),
+    "order",
     [
-        (FrameKind.RUN, 1, 0, encode(Run(2, [b""]))),
-        (FrameKind.RUN, 1, 0, encode(Run(1, [bytes(100)]))),
-        (FrameKind.RUN, 1, 0, encode(Run(1, [Address(1 << 20, 0, 8)]))),
-        (FrameKind.FREE, 0, 0, encode([Address(1, 0, 8)])),
-        (FrameKind.RESIZE, 0, MILLIONTHS, b""),
-        (FrameKind.RESIZE, 1, 0, b""),
-        (FrameKind.DONE, 1, 0, b""),
+        RunBatch(BatchId(1), A, Run(2, [b""])),
+        RunBatch(BatchId(1), A, Run(1, [bytes(100)])),
+        RunBatch(BatchId(1), A, Run(1, [Address(1 << 20, 0, 8)])),
+        RunBatch(BatchId(1), A, Run(1, [b""]), is_part=True),
+        Free(Address(1, 0, 8)),
+        Threads(0, 1.0),
+        Threads(1, 0.0),
+        Reached("loading"),
     ],
 )
-def test_a_malformed_frame_ends_the_worker(
-    echo: Server, kind: FrameKind, subject: int, value: int, payload: bytes
-) -> None:
-    echo.channel.send(kind, subject, value, [payload])
+def test_a_malformed_order_ends_the_worker(echo: Server, order: Struct) -> None:
+    echo.channel.tell(order)
+    echo.thread.join(10)
+    assert isinstance(echo.error, ProtocolError)
+
+
+def test_a_frame_that_is_none_of_a_worker_ends_it(echo: Server) -> None:
+    echo.channel.send(FrameKind.BLOCK)
     echo.thread.join(10)
     assert isinstance(echo.error, ProtocolError)
 
 
 def test_a_duty_cycle_of_a_half_doubles_the_time(echo: Server) -> None:
-    echo.channel.send(FrameKind.RESIZE, 1, MILLIONTHS // 2)
-    assert echo.receive().kind is FrameKind.RESIZE
-    began_ns = time.monotonic_ns()
-    echo.channel.send(FrameKind.RUN, 1, began_ns, [encode(run_of([[Tensor("UINT8", (1,), b"x")]]))])
-    assert echo.receive().value >= 2_000_000
+    echo.channel.tell(Threads(1, 0.5))
+    assert echo.hear(Reached).step == "resized"
+    assert echo.run(run_of([[Tensor("UINT8", (1,), b"x")]])).event.service_ns >= 2_000_000
 
 
 def test_the_time_of_a_batch_is_that_from_sending_it_or_from_the_answer_before(echo: Server) -> None:
-    order = [encode(run_of([[Tensor("UINT8", (1,), b"x")]]))]
+    order = run_of([[Tensor("UINT8", (1,), b"x")]])
     long_ago_ns = time.monotonic_ns() - 10**9
-    echo.channel.send(FrameKind.RUN, 1, long_ago_ns, order)
-    assert echo.receive().value > 10**9, "the worker was held up before it received the batch"
-    echo.channel.send(FrameKind.RUN, 2, long_ago_ns, order)
-    assert echo.receive().value < 10**9, "it was answering another batch"
+    echo.send(order, 1, long_ago_ns)
+    assert echo.hear(BatchFinished).event.service_ns > 10**9, "the worker was held up before it received the batch"
+    echo.send(order, 2, long_ago_ns)
+    assert echo.hear(BatchFinished).event.service_ns < 10**9, "it was answering another batch"
 
 
 def test_the_memory_of_inputs_is_aligned_reused_and_grows() -> None:
@@ -340,7 +357,7 @@ def test_pieces_of_a_request_run_beside_others_and_only_their_rows() -> None:
     order = run_of([[Tensor("UINT8", (5,), b"12345")], [Tensor("UINT8", (2,), b"67")]])
     done = server.run(structs.replace(order, pieces=(Piece(3, 2, 5), None)))
     assert [bytes(found.data) for [found] in tensors_in(done.blocks)] == [b"45", b"67"]
-    assert done.passes == 1
+    assert done.event.passes == 1
     done = server.run(structs.replace(order, pieces=(Piece(0, 2, 4), None)))
     assert (done.blocks[0], done.faults) == (None, {0: "an input has the shape [5], where 4 rows are to be divided"})
     server.end()
@@ -377,14 +394,14 @@ def test_requests_of_different_lengths_share_a_padded_pass_and_get_their_own_bac
     server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING)
     server.until_ready()
     done = server.run(texts(2, 5, 3, rows=2))
-    assert (done.passes, done.elements, done.padded) == (1, 2 * (2 + 5 + 3), 2 * (3 + 2))
+    assert (done.event.passes, done.event.elements, done.event.padded) == (1, 2 * (2 + 5 + 3), 2 * (3 + 2))
     for length, (same, total, ran) in zip((2, 5, 3), tensors_in(done.blocks), strict=True):
         assert (same.shape, same.datatype) == ((2, length), "INT64")
         assert np.frombuffer(same.data, np.int64).tolist() == [length] * 2 * length, "nothing of 7, the padding"
         assert np.frombuffer(total.data, np.float32).tolist() == [length * length] * 2
         assert np.frombuffer(ran.data, np.float32).tolist() == [5, 5]
     alike = server.run(texts(4, 4))
-    assert (alike.passes, alike.elements, alike.padded) == (1, 8, 0)
+    assert (alike.event.passes, alike.event.elements, alike.event.padded) == (1, 8, 0)
     server.end()
     assert server.error is None
 
@@ -394,7 +411,7 @@ def test_without_padding_requests_of_different_lengths_take_several_passes_and_i
     server = Server(str(tmp_path / "m.py"), TEXT)
     server.until_ready()
     done = server.run(texts(2, 5, 2))
-    assert (done.passes, done.elements, done.padded) == (2, 0, 0)
+    assert (done.event.passes, done.event.elements, done.event.padded) == (2, 0, 0)
     server.end()
 
 
@@ -406,11 +423,9 @@ def test_a_padded_request_is_compared_with_itself_alone(tmp_path: Path, more: st
     server.until_ready()
     server.run(texts(2, 5))
     if differs:
-        frame = server.receive()
-        assert frame.kind is FrameKind.ALONE
-        assert b"'sum'" in bytes(frame.payload)
+        assert "'sum'" in server.hear(WorkerDiffers).why
     done = server.run(texts(2, 5))
-    assert done.passes == (2 if differs else 1)
+    assert done.event.passes == (2 if differs else 1)
     server.end()
     assert server.error is None
 
@@ -424,12 +439,12 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, padding=TEXT_PADDING, is_batchable=is_batchable)
     server.until_ready()
     done = server.run(texts(2, 5, rows=3))
-    assert done.sizes == (((3, 2), (3, 0), (0, 0)), ((3, 5), (3, 0), (0, 0)))
+    assert done.event.sizes == (((3, 2), (3, 0), (0, 0)), ((3, 5), (3, 0), (0, 0)))
     server.end()
     wiring = replace(alone("only", TEXT), passed=(Passed(1),))
     server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
     server.until_ready()
-    assert server.run(texts(2, rows=3)).sizes == (() if is_batchable else (((3, 0),),))
+    assert server.run(texts(2, rows=3)).event.sizes == (() if is_batchable else (((3, 0),),))
     server.end()
     whole = (
         *(Passed(1, is_whole=True), Passed(0, ((0, (1,)),), is_whole=True), Passed(1, is_joined=True)),
@@ -438,7 +453,7 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     wiring = replace(alone("only", TEXT), passed=whole)
     server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
     server.until_ready()
-    assert server.run(texts(2, rows=3)).sizes == (((1, 3), (1, 6), (3, 0), (0, 6)),)
+    assert server.run(texts(2, rows=3)).event.sizes == (((1, 3), (1, 6), (3, 0), (0, 6)),)
     server.end()
 
 
@@ -583,10 +598,8 @@ def test_large_outputs_are_blocks_of_the_arena_and_all_are_freed_if_one_does_not
     server = Server("fake:sleep:0:0", arena=held)
     server.until_ready()
     large = [Tensor("UINT8", (400_000,), bytes(400_000))]
-    server.channel.send(FrameKind.RUN, 1, 0, [encode(run_of([large, large, large]))])
-    frame = server.receive()
-    assert frame.kind is FrameKind.FAILED
-    assert b"no room for the outputs" in bytes(frame.payload)
+    server.send(run_of([large, large, large]))
+    assert b"no room for the outputs" in server.hear(BatchRaised).failure
     for _ in range(3):
         done = server.run(run_of([large, large, [Tensor("UINT8", (3,), b"abc")]]))
         first, second, small = done.blocks
@@ -594,7 +607,8 @@ def test_large_outputs_are_blocks_of_the_arena_and_all_are_freed_if_one_does_not
         assert isinstance(second, Address)
         assert isinstance(small, bytes)
         assert tensors_in([first])[0][0].data == bytes(400_000)
-        server.channel.send(FrameKind.FREE, payload=[encode([first, second])])
+        server.channel.tell(Free(first))
+        server.channel.tell(Free(second))
     server.end()
     arenas.abandon(held)
 
@@ -614,7 +628,7 @@ def test_a_worker_reports_what_outputs_decide_and_which_visits_do_not_fit() -> N
     server.until_ready()
     found = write_block([Tensor("UINT8", (3,), bytes([0, 7, 9]))], None)
     done = server.run(Run(3, [found, None, found]))
-    assert done.edge_counts == ((2,), (), (2,))
+    assert done.event.edge_counts == ((2,), (), (2,))
     assert done.faults == {1: "stage 'find' needs an output of '', which did not run for this request"}
     assert done.blocks[1] is None
     assert isinstance(done.blocks[0], bytes)
@@ -649,11 +663,8 @@ def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) ->
     with ours, theirs, subprocess.Popen(command, pass_fds=inherited, stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = ProcessChannel(ours)
-        channel.send(
-            FrameKind.SETUP,
-            payload=[encode(StageSetup(alone("only", MLP), Servable(str(mlp), MLP), "local", prepared=4))],
-        )
-        while (received := channel.receive()) is not None and received.kind is not FrameKind.READY:
+        channel.tell(StageSetup(A, alone("only", MLP), Servable(str(mlp), MLP), "local", prepared=4))
+        while (received := channel.receive()) is not None and b"ready" not in bytes(received.payload):
             pass
         ours.shutdown(socket.SHUT_WR)
         assert process.stderr is not None

@@ -5,18 +5,19 @@ decode, twice that of `struct` for numbers alone, but names, blocks and unions n
 """
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct, structs
 
 from sloop.actions import Piece
 from sloop.app.limits import Limits
+from sloop.events import Finished
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
-from sloop.vocabulary import Outcome
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, WorkerId
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -60,7 +61,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """Chosen by the edge, for the answer."""
 
 
-# Between the deciding process and a worker
+# Between a node and its workers; some also between the deciding process and an agent, whose node passes them on
 
 
 class CutBlock(Struct, frozen=True, array_like=True):
@@ -89,18 +90,19 @@ class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):
     threads: int = 1
 
 
-class PairSetup(Struct, frozen=True, array_like=True):
+class PairSetup(Struct, frozen=True, array_like=True, tag=4):
     """A shadow that a body is to use, and for which batches."""
 
-    address: bytes
-    """Of its socket."""
-    process: int
+    shadow: WorkerId
+    address: bytes = b""
+    """Of its socket; empty if the body is to use it no longer."""
+    process: int = 0
     """Its process id."""
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
     """Those that it holds, ascending."""
-    rows: tuple[int, ...]
+    rows: tuple[int, ...] = ()
     """How many rows it computes, by rows of the batch from 0; 0 if the body alone is faster, and for larger batches."""
-    patience_ms: tuple[float, ...]
+    patience_ms: tuple[float, ...] = ()
     """How long it may take for its rows of a batch before it counts as hanging."""
 
 
@@ -119,20 +121,90 @@ class Run(Struct, frozen=True, array_like=True, gc=False):
     """For each visit the piece to run; None for a visit that is not split. Empty if none is split."""
 
 
-class BatchDone(Struct, frozen=True, array_like=True, gc=False):
-    """What has become of the visits of a batch."""
+class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """Run a batch."""
 
+    batch: BatchId
+    replica: ReplicaId
+    order: Run
+    is_part: bool = False
+    """Whether the replica runs only the layers of its part, the first one. The last part answers."""
+    sent_ns: int = 0
+    """When it was sent to the worker (`time.monotonic_ns`)."""
+
+
+class Threads(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """Use so many threads and this duty cycle from the next batch on."""
+
+    threads: int
+    duty: float
+
+
+class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
+    """Load the other layers of a part of a model, which are there, while it serves."""
+
+    replica: ReplicaId
+    files: dict[int, str] = {}  # msgspec creates a new dict for each instance
+    """To the worker: the files of those layers that came after it started, by their positions."""
+
+
+class Reached(Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """A worker has come to this point."""
+
+    step: Literal["loading", "warming", "waiting", "ready", "resized", "complete", "drained"]
+    """Of its cold start; or it waits for what it is to serve, can take its first batch, has followed `Threads`, has all
+    layers; or the way from the part before has ended, and no more batches come."""
+    address: bytes = b""
+    """Of the socket of a shadow that is ready."""
+
+
+class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """A batch has finished; see `sloop.serve.protocols.BackendListener`. Of the event, each receiver sets `replica` and
+    `faults` itself."""
+
+    event: Finished
     blocks: list[Block | None]
-    """The outputs of each visit; None for one that failed."""
-    edge_counts: tuple[tuple[int, ...], ...] = ()
-    """See `sloop.events.Finished`."""
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
-    """Why the visits at these positions failed although the batch did not."""
-    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
-    passes: int = 1
-    elements: int = 0
-    padded: int = 0
-    """See `sloop.events.Finished`."""
+
+
+class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The model has failed on a batch."""
+
+    batch: BatchId
+    replica: ReplicaId
+    failure: bytes
+    """A `ModelFailure`, encoded."""
+
+
+class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
+    """A request that shared a forward pass of a worker, or of another one of its model, got other outputs than alone.
+    The worker lets requests share no pass any more; so does one that is told."""
+
+    replica: ReplicaId
+    why: str
+
+
+class BatchPassed(Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """A part of a model passes on a batch."""
+
+    batch: BatchId
+
+
+class ShadowPaired(Struct, frozen=True, array_like=True, tag=5):
+    """A body shares batches with its shadow as a `PairSetup` says; or it has given the shadow up."""
+
+    shadow: WorkerId
+    why: str = ""
+
+
+class WorkerRefused(Struct, frozen=True, array_like=True, tag=6):
+    """A worker cannot start, or cannot go on, and exits."""
+
+    why: str
+    has_gpu_failed: bool = False
+
+
+FromWorker = Reached | BatchFinished | BatchRaised | BatchPassed | WorkerDiffers | ShadowPaired | WorkerRefused
 
 
 class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
@@ -147,7 +219,7 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     passes: list[list[int]]
     """Those of each forward pass, by their index in `places`."""
     faults: dict[int, str]
-    """See `BatchDone`."""
+    """See `BatchFinished`."""
     outputs: tuple[tuple[int, ...], ...]
     pieces: tuple[Piece | None, ...]
     """See `Run`."""
@@ -164,10 +236,7 @@ def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also 
     return msgspec.msgpack.Decoder(kind)
 
 
-FREED: Final = decoder(list[Address])
-
-
-# To and from edges and agents
+# To and from edges and agents, and to workers
 
 
 class Free(Struct, frozen=True, array_like=True, tag=20, gc=False):

@@ -170,7 +170,7 @@ class PartPipes:
     ) -> None:
         """Give a batch to the worker after, with the tensors of each forward pass, and `say` so; before that, if the
         worker does not take all of it at once, because from then on the next worker determines when it continues. If
-        that has ended, the batch ends here: the last worker says so (`FrameKind.CONNECT`), or has ended itself."""
+        that has ended, the batch ends here: the last worker says so (`Reached`), or has ended itself."""
         if self.after is not None:
             self._send(self.after, batch, passed, passes, say)
         else:

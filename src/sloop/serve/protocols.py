@@ -27,6 +27,7 @@ from sloop.vocabulary import (
     Outcome,
     ReplicaId,
     RequestId,
+    WorkerId,
 )
 
 if TYPE_CHECKING:  # edges, agents and workers import this module, but not the core
@@ -186,6 +187,7 @@ class Servable(Struct, frozen=True):
 class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     """What a worker serves."""
 
+    worker: WorkerId
     wiring: StageWiring
     servable: Servable
     """Its model. `digest` is the one to compare each time that the model is opened, if it is a user's own file, which

@@ -33,17 +33,17 @@ from sloop.profile.model import THREAD_COUNTS, Places, zeros
 from sloop.profile.pairs import runs_of
 from sloop.profile.warming import batch_maker
 from sloop.serve.blocks import block_parts, tensors_in
-from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
+from sloop.serve.messages import CutBlock, PairSetup, Reached, ShadowSetup, Threads, decoder, encode
 from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected, FileRuntime, warm_batches
-from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError
+from sloop.serve.transport import ProcessChannel, ProtocolError, records_in
 from sloop.shared_memory import SharedMemory, write_tensors
 from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 from sloop.user_code import failure_of
+from sloop.vocabulary import WorkerId
 
 MEET_S_MAX: Final = 2.0
 """How long body and shadow wait for each other when they connect."""
 MESSAGE_BYTES_MAX: Final = 1 << 16
-MILLIONTHS: Final = 1_000_000
 _PEER: Final = struct.Struct("3i")
 """`struct ucred`: process, user, group."""
 
@@ -196,18 +196,18 @@ def has_rows(port: Port) -> bool:
 class Partner:
     """A shadow as its body sees it."""
 
-    def __init__(self, number: int, setup: PairSetup, exchange: RowExchange) -> None:
-        self.number, self._exchange = number, exchange
+    def __init__(self, setup: PairSetup, exchange: RowExchange) -> None:
+        self.number, self._exchange = setup.shadow, exchange
         self.learn(setup)
 
     @classmethod
-    def connect(cls, number: int, setup: PairSetup) -> "Partner":
+    def connect(cls, setup: PairSetup) -> "Partner":
         """Connect with a shadow that waits. PartnerLost if it does not."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.settimeout(MEET_S_MAX)
             sock.connect(setup.address)
-            return cls(number, setup, RowExchange.meet(sock, setup.process))
+            return cls(setup, RowExchange.meet(sock, setup.process))
         except OSError as error:
             sock.close()
             raise PartnerLost(f"it cannot be reached: {error.strerror or error}") from error
@@ -252,7 +252,7 @@ class CutRuntime:
         self._chain = BlockSequence(dict(enumerate(blocks)))
         self._signature, self._last, self._expected = signature, len(blocks) - 1, expected
         self.partner: Partner | None = None
-        self.lost: tuple[int, str] | None = None
+        self.lost: tuple[WorkerId, str] | None = None
         """The number of a shadow that was given up since somebody looked, and why."""
 
     @property
@@ -373,7 +373,7 @@ class ShadowWorker:
             address = b"\0sloop-" + secrets.token_hex(16).encode()
             listening.bind(address)
             listening.listen(1)
-            self._channel.send(FrameKind.READY, payload=[address])
+            self._channel.tell(Reached("ready", address))
             exchange = self._met(listening)
         if exchange is not None:
             try:
@@ -406,9 +406,10 @@ class ShadowWorker:
         frame = self._channel.receive()
         if frame is None:
             return False
-        if frame.kind is not FrameKind.RESIZE or not 0 < frame.value <= MILLIONTHS:
-            raise ProtocolError(f"the server sent {frame.kind.name} {frame.value} to a shadow")
-        self._duty = frame.value / MILLIONTHS
+        for order in records_in(frame, decoder(list[Threads]).decode):
+            if not 0 < order.duty <= 1:
+                raise ProtocolError(f"the server sent {order} to a shadow")
+            self._duty = order.duty
         return True
 
     def _serve_rows(self, exchange: RowExchange) -> None:

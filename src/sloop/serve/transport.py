@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import islice
 from struct import Struct as Layout
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,12 +27,15 @@ from sloop.shared_memory import Buffer
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop  # workers start sooner without it
 
-VERSION: Final = 2
+T = TypeVar("T")
+
+VERSION: Final = 3
 MAGIC: Final = b"SL"
 HEADER: Final = Layout("<2sBBIqq")
 """Magic, version, kind, payload size in bytes, subject, value."""
 
 PAYLOAD_BYTES_MAX: Final = 1 << 30
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
 class ProtocolError(Exception):
@@ -43,11 +46,6 @@ class FrameKind(IntEnum):
     """The message types. Each frame also carries two numbers, `subject` and `value`. An answer has the kind of its
     order."""
 
-    RUN = 1
-    """To a worker: run batch `subject`, which was sent at `value` (`time.monotonic_ns`); the payload is a `Run`."""
-    RESIZE = 2
-    """To a worker: use `subject` threads and a duty cycle of `value` millionths from the next batch on. From it: it
-    does."""
     DEFINE = 4
     """To the planner: the payload has the key of an application version, and its definition, or none if the version has
     ended."""
@@ -57,47 +55,21 @@ class FrameKind(IntEnum):
     SAVE = 7
     """To the planner: tell the state of the policies after the plans so far. From it: that, or why it cannot be
     saved."""
-    SETUP = 8
-    """To a worker, its first frame: the payload says what it serves, or of which worker it is a shadow."""
-    FREE = 9
-    """To a worker: the payload is a list of the addresses of blocks in its arena that are free."""
-    STEP = 10
-    """From a worker: it has entered step `subject` of its cold start."""
-    READY = 11
-    """From a worker: it can take its first batch. From one that was started ahead: it has loaded its libraries, and
-    waits for SETUP. From a shadow, with the address of its socket: it has loaded its blocks."""
-    DONE = 12
-    """From a worker: batch `subject` took `value` ns; the payload is a `BatchDone`."""
-    FAILED = 13
-    """From a worker: the model raised an exception on batch `subject`; the payload is its text in UTF-8."""
-    REFUSED = 15
-    """From a worker: it cannot start, or cannot go on because its GPU has failed (then `subject` is 1), and exits; the
-    payload is the reason in UTF-8."""
     RECORDS = 18
-    """From and to an edge, an agent, or the process that speaks with Ray: the payload is a list of records, of one turn
-    of the event loop. An edge says with an empty one that it lives."""
+    """From and to a worker, an edge, an agent, or the process that speaks with Ray: the payload is a list of records,
+    those of one turn of the event loop. An edge says with an empty one that it lives."""
     ALIVE = 19
     """Between machines: the sender lives."""
     BLOCK = 21
     """To an agent: send the block whose address is the payload; `subject` is the number of this request. From it: that
     block; if `value` is negative, the payload says why there is none."""
-    PAIR = 24
-    """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer. From
-    it: it does; with a payload, the reason in UTF-8, it has given the shadow up."""
     PASS = 28
-    """To the first part of a model: run its layers on batch `subject`, as for RUN, and pass it on. From a part to the
-    next one: the same batch; the payload is a `PassedBatch` of `value` bytes, and the tensors. From a part, without a
-    payload: it passes on batch `subject`; the last one answers DONE or FAILED."""
-    COMPLETE = 29
-    """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
-    after it started, by their positions. From it: it has all layers."""
-    ALONE = 32
-    """To a worker: from the next batch on, requests share no forward pass. From it: they do not, because one that did
-    got another result than when it ran alone; the payload says which."""
+    """From a part of a model to the next one: batch `subject`; the payload is a `PassedBatch` of `value` bytes, and the
+    tensors."""
     CONNECT = 34
-    """To a part: the socket that follows leads to the next part, or comes from the one before if `subject` is 0. From
-    the last part: the connection to the part before has ended, and no more batches come. Between agents: that of the
-    part `subject` is to come over this connection."""
+    """What follows is the way between two parts of a model. To a part: the socket that follows leads to the next part,
+    or comes from the one before if `subject` is 0. Between agents: what part `subject` passes on is to come over this
+    connection."""
     LARGE = 33
     """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
     it."""
@@ -415,8 +387,8 @@ def relay(source: PacedLink, target: PacedLink, on_end: Callable[[str], None], n
 
 
 class RecordLink:
-    """Records in both directions, all those of one turn of the event loop in one frame: over a socket between an edge
-    and the deciding process, or over a link to another machine.
+    """Records in both directions, all those of one turn of the event loop in one frame: over a socket between a
+    process and its child, or over a link to another machine.
 
     What comes is of the types of the union `comes`. `acts` has what is done with a record of each type that may come
     now; it can be replaced. `on_end` is called once, with the reason, when the peer closes the socket, violates the
@@ -433,12 +405,16 @@ class RecordLink:
         on_end: Callable[[str], None],
         note_turn: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._loop, self.acts, self._on_end = loop, acts, on_end
-        self._note_turn = note_turn
+        self._loop, self._note_turn = loop, note_turn
         self._decode = msgspec.msgpack.Decoder(list[comes]).decode
-        self._encode = msgspec.msgpack.Encoder().encode
         self._waiting: list[Struct] = []
+        self._is_closed = False
         self._link: FrameLink = ProcessLink(loop, sock) if isinstance(sock, socket.socket) else sock
+        self.attach(acts, on_end)
+
+    def attach(self, acts: Mapping[type, Callable[[Any], None]], on_end: Callable[[str], None]) -> None:
+        """Replace what is done with records, and who is told of the end."""
+        self.acts, self._on_end = acts, on_end
         self._link.attach(self._on_frame, on_end)
 
     def send(self, record: Struct) -> None:
@@ -446,6 +422,11 @@ class RecordLink:
         if not self._waiting:
             self._loop.call_soon(self.flush)
         self._waiting.append(record)
+
+    def tell(self, record: Struct) -> None:
+        """Send a record now, after those that wait."""
+        self._waiting.append(record)
+        self.send_now()
 
     def flush(self) -> None:
         """Send all records now."""
@@ -455,32 +436,37 @@ class RecordLink:
     def send_now(self) -> None:
         """Send all records now, even if there are none: an empty frame says that this end lives."""
         waiting, self._waiting = self._waiting, []
-        self._link.send(FrameKind.RECORDS, payload=[self._encode(waiting)])
+        self._link.send(FrameKind.RECORDS, payload=[_ENCODE(waiting)])
 
     def close(self) -> None:
         """Close the socket. May be called repeatedly."""
+        self._is_closed = True
         self._link.close()
 
     def _on_frame(self, frame: Frame) -> None:
         began_ns = time.monotonic_ns()
         try:
-            if frame.kind is not FrameKind.RECORDS:
-                raise ProtocolError(f"a {frame.kind.name} frame instead of records")
-            for record in self._decoded(frame.payload):
+            for record in records_in(frame, self._decode):
+                if self._is_closed:
+                    break
                 act = self.acts.get(type(record))
                 if act is None:
                     raise ProtocolError(f"{type(record).__name__} is not expected now")
                 act(record)
         except ProtocolError as error:
-            self._link.close()
+            self.close()
             self._on_end(str(error))
         self._note_turn(began_ns)
 
-    def _decoded(self, payload: memoryview) -> list[Any]:
-        try:
-            return self._decode(payload)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also wrong UTF-8, and lists in lists
-            raise ProtocolError(str(error)) from error
+
+def records_in(frame: Frame, decode: Callable[[memoryview], list[T]]) -> list[T]:
+    """The records of a frame. ProtocolError if it has others, or none."""
+    if frame.kind is not FrameKind.RECORDS:
+        raise ProtocolError(f"a {frame.kind.name} frame instead of records")
+    try:
+        return decode(frame.payload)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also wrong UTF-8, and lists in lists
+        raise ProtocolError(str(error)) from error
 
 
 class ProcessChannel:
@@ -536,6 +522,10 @@ class ProcessChannel:
                     before_waiting = None
                 else:
                     drop_sent(buffers, sent)
+
+    def tell(self, record: Struct) -> None:
+        """Send a record to a `RecordLink`."""
+        self.send(FrameKind.RECORDS, payload=[_ENCODE([record])])
 
     def _fill(self, target: memoryview, *, at_boundary: bool = False) -> bool:
         filled = 0

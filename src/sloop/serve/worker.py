@@ -1,10 +1,10 @@
 """The worker process: it serves one replica, reading batches from its socket, running the model and answering with its
 outputs.
 
-A backend starts it as `python -m sloop.serve.worker FD PARENT ARENA ARENA_FD`, and tells it in a SETUP frame what it
+A backend starts it as `python -m sloop.serve.worker FD PARENT ARENA ARENA_FD`, and tells it in a first record what it
 serves. A spare one, which is started before a replica is needed (`sloop.serve.processes`), loads its libraries, says
 that it waits, and is told later. A worker never outlives the server, answers each batch once, reuses the memory of its
-inputs, and exits with a message when it receives a malformed frame.
+inputs, and exits with a message when it receives a malformed frame or record.
 
 A batch comes as blocks (`sloop.serve.blocks`). The worker assembles the inputs of each visit, runs visits with equal
 rows in one forward pass, and writes one block for each visit. What the outputs decide, how many parts go along each
@@ -14,8 +14,8 @@ A resize sets the thread count of the following batches. Sessions for other thre
 until one is ready, batches run on the nearest count. If the machine cannot enforce a fraction of a core, the worker
 enforces it with a duty cycle: after computing for t it sleeps for t·(1/duty − 1).
 
-If its SETUP frame says so, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets
-a PAIR frame.
+If its first record is a `ShadowSetup`, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets a
+`PairSetup`.
 
 If it is ordered to begin with some layers of a model, it runs these on batches that pass several workers, from a pipe
 to a pipe, and loads the other layers in the background (`sloop.serve.pipelines`).
@@ -41,6 +41,7 @@ from msgspec import structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import MachineError, SloopError
+from sloop.events import Finished
 from sloop.memory import give_back, is_out_of_memory
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
@@ -48,14 +49,22 @@ from sloop.profile.threads import follow_cores
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Decision, Passed, RequestTensors
 from sloop.serve.messages import (
-    FREED,
-    BatchDone,
+    BatchFinished,
+    BatchPassed,
+    BatchRaised,
+    CompleteWorker,
+    Free,
     PairSetup,
     PassedBatch,
+    Reached,
     Run,
+    RunBatch,
+    ShadowPaired,
     ShadowSetup,
+    Threads,
+    WorkerDiffers,
+    WorkerRefused,
     decoder,
-    encode,
 )
 from sloop.serve.pipelines import PartPipes, PartRuntime
 from sloop.serve.processes import begin, set_name
@@ -69,7 +78,7 @@ from sloop.serve.runtimes import (
     prepare_runtimes,
 )
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, records_in
 from sloop.serve.verify import Verification
 from sloop.serve.worker_memory import LOOK_S, WorkerMemory
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
@@ -90,22 +99,23 @@ from sloop.tensor import (
     size_and_shape,
 )
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
+from sloop.vocabulary import BatchId
 
 T = TypeVar("T")
 
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
-"""The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
+"""The steps of a cold start."""
 
 IDLE_S: Final = 0.02
 """A worker that has received nothing for so long is idle: it may run requests that shared a pass again."""
-MILLIONTHS: Final = 1_000_000
 OTHER_LAYERS, GIVE_BACK = 0, -1
 """What the thread that prepares thread counts is told so that it completes the model, or gives memory back."""
 Kept = tuple[Sequence[Slices], Sequence[Slices]]
 """The parts of the inputs and of the outputs of a visit that remain when padding is cut off."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
-Answer = BatchDone | ModelFailure | list[list[Tensor]]
+Answer = BatchFinished | ModelFailure | list[list[Tensor]]
 """What becomes of a batch in a worker; the tensors of each pass if it goes on to another worker."""
+ToWorker = StageSetup | ShadowSetup | RunBatch | Free | Threads | PairSetup | WorkerDiffers | CompleteWorker
 
 
 # Batches
@@ -301,7 +311,7 @@ class ModelWorker:
         """Thread counts and choices of outputs to prepare for."""
         self._choices: set[tuple[int, ...]] = set()
         """Of outputs, those that were put there."""
-        self._runs = decoder(Run)
+        self._decode = decoder(list[ToWorker]).decode
         self._pipes = PartPipes(is_last=True)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
@@ -319,25 +329,29 @@ class ModelWorker:
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends no more."""
         if self._is_spare:
-            self._channel.send(FrameKind.READY)
+            self._channel.tell(Reached("waiting"))
         first = self._channel.receive()
         if first is None:
             return
-        if first.kind is not FrameKind.SETUP:
-            raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
-        setup: StageSetup | ShadowSetup = decoder(StageSetup | ShadowSetup).decode(first.payload)
+        (setup,) = records_in(first, self._decode)
         if isinstance(setup, ShadowSetup):
             self._serve_as_shadow(setup)
             return
+        if not isinstance(setup, StageSetup):
+            raise ProtocolError(f"the server sent {type(setup).__name__} before a StageSetup")
         runtime = self._opened(setup)
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
         if self._setup.wiring.outputs:
             self._choices.add(self._setup.wiring.outputs)
             self._wanted.put(self._setup.wiring.outputs)
         self._prepare_all(runtime)
-        self._channel.send(FrameKind.READY)
+        self._channel.tell(Reached("ready"))
         while (frame := self._next(runtime)) is not None:
-            self._follow(runtime, frame)
+            if frame.kind is FrameKind.CONNECT and isinstance(runtime, PartRuntime):
+                self._pipes.connect(self._channel.receive_socket(), is_output=bool(frame.subject))
+                continue
+            for order in records_in(frame, self._decode):
+                self._follow(runtime, order)
 
     def _next(self, runtime: Runtime) -> Frame | None:
         """The next frame of the server. Until it comes, batches are taken from the worker before, if this one has a
@@ -365,7 +379,7 @@ class ModelWorker:
         self._replied_ns = time.monotonic_ns()
         if why:
             self._run_alone()
-            self._channel.send(FrameKind.ALONE, payload=[why.encode()])
+            self._channel.tell(WorkerDiffers(self._setup.worker, why))
 
     def _run_alone(self) -> None:
         """From the next batch on, requests share no forward pass."""
@@ -393,7 +407,7 @@ class ModelWorker:
         self._elements = {place: elements[place] for place in self._opened_places} if elements else {}
         set_name(f"sloop {setup.wiring.stage}")
         prepare_runtimes(servable.model)  # they count as part of the process, which a spare worker saves
-        self._channel.send(FrameKind.STEP, STEPS.index("loading"))
+        self._channel.tell(Reached("loading"))
         operators.use(servable.operators)
         if is_python(Path(servable.model)):
             follow_cores(self._threads)
@@ -413,7 +427,7 @@ class ModelWorker:
                     optional=setup.wiring.optional,
                 )
             runtime.load(self._threads)
-            self._channel.send(FrameKind.STEP, STEPS.index("warming"))
+            self._channel.tell(Reached("warming"))
             runtime.warm(self._threads)
             give_back()
             memory_bytes = servable.memory_bytes.get(hardware, 0)
@@ -424,34 +438,33 @@ class ModelWorker:
             raise
         return runtime
 
-    def _follow(self, runtime: Runtime, frame: Frame) -> None:
+    def _follow(self, runtime: Runtime, order: ToWorker) -> None:
         """Do what the server orders."""
-        if frame.kind is FrameKind.RUN:
-            self._run(runtime, frame)
-            if isinstance(runtime, CutRuntime) and runtime.lost is not None:
-                (number, why), runtime.lost = runtime.lost, None
-                self._channel.send(FrameKind.PAIR, number, payload=[why.encode()])
-        elif frame.kind is FrameKind.FREE:
-            self._free(FREED.decode(frame.payload))
-        elif frame.kind is FrameKind.RESIZE:
-            self._resize(frame)
-        elif frame.kind is FrameKind.ALONE:
-            self._run_alone()
-        elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
-            self._pair(runtime, frame)
-        elif frame.kind is FrameKind.PASS and isinstance(runtime, PartRuntime):
-            self._enter(runtime, frame)
-        elif frame.kind is FrameKind.CONNECT and isinstance(runtime, PartRuntime):
-            self._pipes.connect(self._channel.receive_socket(), is_output=bool(frame.subject))
-        elif frame.kind is FrameKind.COMPLETE and isinstance(runtime, PartRuntime):
-            runtime.find_others(decoder(dict[int, str]).decode(frame.payload))
-            self._wanted.put(OTHER_LAYERS)
-        else:
-            raise ProtocolError(f"the server sent a {frame.kind.name} frame")
+        match order:
+            case RunBatch(is_part=False):
+                self._run(runtime, order)
+                if isinstance(runtime, CutRuntime) and runtime.lost is not None:
+                    lost, runtime.lost = runtime.lost, None
+                    self._channel.tell(ShadowPaired(*lost))
+            case RunBatch() if isinstance(runtime, PartRuntime):
+                self._enter(runtime, order)
+            case Free(block):
+                self._free(block)
+            case Threads():
+                self._resize(order)
+            case WorkerDiffers():
+                self._run_alone()
+            case PairSetup() if isinstance(runtime, CutRuntime):
+                self._pair(runtime, order)
+            case CompleteWorker(files=files) if isinstance(runtime, PartRuntime):
+                runtime.find_others(files)
+                self._wanted.put(OTHER_LAYERS)
+            case _:
+                raise ProtocolError(f"the server sent {type(order).__name__}")
 
     def _serve_as_shadow(self, setup: ShadowSetup) -> None:
         set_name(f"shadow {setup.stage}")
-        self._channel.send(FrameKind.STEP, STEPS.index("loading"))
+        self._channel.tell(Reached("loading"))
         try:
             ShadowWorker(self._channel, setup).serve()
         except raised_by_users() as error:
@@ -461,25 +474,24 @@ class ModelWorker:
     def _refuse(self, error: BaseException) -> None:
         """Say why this worker ends."""
         text = str(error).replace("\n", "; ") if isinstance(error, SloopError) else failure_of(error).detail
-        self._channel.send(FrameKind.REFUSED, int(isinstance(error, GpuFailure)), payload=[text.encode()])
+        self._channel.tell(WorkerRefused(text, isinstance(error, GpuFailure)))
 
-    def _pair(self, runtime: CutRuntime, frame: Frame) -> None:
+    def _pair(self, runtime: CutRuntime, setup: PairSetup) -> None:
         """Share the following batches with a shadow, or no longer."""
-        if not frame.payload:
-            if runtime.partner is not None and runtime.partner.number == frame.subject:
+        if not setup.address:
+            if runtime.partner is not None and runtime.partner.number == setup.shadow:
                 runtime.detach()
             return
-        setup: PairSetup = decoder(PairSetup).decode(frame.payload)
+        why = ""
         try:
-            if runtime.partner is not None and runtime.partner.number == frame.subject:
+            if runtime.partner is not None and runtime.partner.number == setup.shadow:
                 runtime.partner.learn(setup)
             else:
                 runtime.detach()
-                runtime.partner = Partner.connect(frame.subject, setup)
+                runtime.partner = Partner.connect(setup)
         except PartnerLost as error:
-            self._channel.send(FrameKind.PAIR, frame.subject, payload=[str(error).encode()])
-        else:
-            self._channel.send(FrameKind.PAIR, frame.subject)
+            why = str(error)
+        self._channel.tell(ShadowPaired(setup.shadow, why))
 
     def _prepare(self, runtime: Runtime) -> None:
         """In the background, open a session for each requested thread count and choice of outputs, and give memory back
@@ -539,32 +551,30 @@ class ModelWorker:
         try:
             with self._taken.growing():
                 runtime.load_others(self._threads)
-            self._channel.send(FrameKind.COMPLETE)
+            self._channel.tell(Reached("complete"))
         except BaseException as error:
             self._end(error)
         self._prepare_all(runtime)
 
-    def _resize(self, frame: Frame) -> None:
-        if not (0 < frame.subject <= 4096 and 0 < frame.value <= MILLIONTHS):
-            what = f"{frame.subject} threads and a duty cycle of {frame.value} millionths"
-            raise ProtocolError(f"a resize requests {what}")
-        self._threads, self._duty = frame.subject, frame.value / MILLIONTHS
+    def _resize(self, order: Threads) -> None:
+        if not (0 < order.threads <= 4096 and 0 < order.duty <= 1):
+            raise ProtocolError(f"a resize requests {order}")
+        self._threads, self._duty = order.threads, order.duty
         if is_python(Path(self._servable.model)):
             follow_cores(self._threads)
-        self._wanted.put(frame.subject)
-        self._channel.send(FrameKind.RESIZE, frame.subject)
+        self._wanted.put(order.threads)
+        self._channel.tell(Reached("resized"))
 
-    def _free(self, blocks: Sequence[Address]) -> None:
-        for block in blocks:
-            if block.arena != self._arena.number:
-                raise ProtocolError(f"{block} is not in the arena of this worker")
-            self._arena.free(block)
+    def _free(self, block: Address) -> None:
+        if block.arena != self._arena.number:
+            raise ProtocolError(f"{block} is not in the arena of this worker")
+        self._arena.free(block)
 
-    def _run(self, runtime: Runtime, frame: Frame) -> None:
-        order: Run = self._runs.decode(frame.payload)
+    def _run(self, runtime: Runtime, ordered: RunBatch) -> None:
+        order = ordered.order
         visits, places, faults = self._assembled(order)
 
-        def done() -> BatchDone:
+        def done() -> BatchFinished:
             passes, arrays = self._loaded(visits, self._elements)
             needed = self._needed(order, places, passes)
             results = self._timed(
@@ -578,15 +588,18 @@ class ModelWorker:
                     for index, (_, of_outputs) in zip(members, kept, strict=False):
                         found[index] = list(map(cut_back, found[index], of_outputs))
                     self._verification.note([rows[index] for index in members], given, outputs, kept)
-            stored = self._stored(order, places, found, faults)
+            stored = self._stored(ordered.batch, order, places, found, faults)
             if self._elements or len(passes) != 1:  # otherwise it says so already
                 elements, padded = self._padded(visits, rows, passes, arrays) if self._elements else (0, 0)
-                stored = structs.replace(stored, passes=len(passes), elements=elements, padded=padded)
+                counted = structs.replace(stored.event, passes=len(passes), elements=elements, padded=padded)
+                stored = structs.replace(stored, event=counted)
             return stored
 
-        self._answer(frame, done)
+        self._answer(ordered.batch, ordered.sent_ns, done)
 
-    def _answer(self, frame: Frame, compute: Callable[[], Answer], batch: PassedBatch | None = None) -> None:
+    def _answer(
+        self, number: BatchId, sent_ns: int, compute: Callable[[], Answer], batch: PassedBatch | None = None
+    ) -> None:
         """Answer a batch with what `compute` returns, or say why it failed. `batch` is given for one that passes
         several workers."""
         is_short_of_memory = False
@@ -601,7 +614,7 @@ class ModelWorker:
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
             answer = self._failure(error)
             is_short_of_memory = is_out_of_memory(error)
-        self._reply(frame, answer, batch)
+        self._reply(number, sent_ns, answer, batch)
         self._turns += 1
         if is_short_of_memory:  # now that the exception holds nothing any longer
             self._wanted.put(GIVE_BACK)
@@ -692,9 +705,9 @@ class ModelWorker:
             time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
         return results
 
-    def _enter(self, runtime: PartRuntime, frame: Frame) -> None:
+    def _enter(self, runtime: PartRuntime, ordered: RunBatch) -> None:
         """Run the layers of this worker, the first ones, on a batch."""
-        order: Run = self._runs.decode(frame.payload)
+        order = ordered.order
         batch = PassedBatch(order.visits, [], [], [], {}, order.outputs, order.pieces)
 
         def passed_on() -> Answer:
@@ -704,9 +717,9 @@ class ModelWorker:
             batch.rows.extend(map(self._rows, visits))
             batch.passes.extend(passes)
             batch.faults.update(faults)
-            return self._computed(runtime, batch, map(runtime.begin, arrays))
+            return self._computed(runtime, ordered.batch, batch, map(runtime.begin, arrays))
 
-        self._answer(frame, passed_on, batch)
+        self._answer(ordered.batch, ordered.sent_ns, passed_on, batch)
 
     def _take(self, runtime: Runtime) -> None:
         """Run the layers of this worker on the next batch of the worker before."""
@@ -714,46 +727,48 @@ class ModelWorker:
         frame = self._pipes.take()
         if frame is None:
             if runtime.is_last:
-                self._channel.send(FrameKind.CONNECT)
+                self._channel.tell(Reached("drained"))
             return
         batch, tensors = self._pipes.read(frame)
-        taken = Frame(frame.kind, frame.subject, time.monotonic_ns(), frame.payload)
+        number, taken_ns = BatchId(frame.subject), time.monotonic_ns()
         if batch.failure:
-            self._reply(taken, ModelFailure.decode(batch.failure), batch)
+            self._reply(number, taken_ns, ModelFailure.decode(batch.failure), batch)
         else:
-            self._answer(taken, lambda: self._computed(runtime, batch, map(runtime.take, tensors)), batch)
+            compute = partial(self._computed, runtime, number, batch, map(runtime.take, tensors))
+            self._answer(number, taken_ns, compute, batch)
 
-    def _computed(self, runtime: PartRuntime, batch: PassedBatch, known: Iterable[Mapping[str, Array]]) -> Answer:
+    def _computed(
+        self, runtime: PartRuntime, number: BatchId, batch: PassedBatch, known: Iterable[Mapping[str, Array]]
+    ) -> Answer:
         """Run the layers of this worker on a batch, for each pass on tensors by name."""
         results = self._timed([partial(runtime.run_part, given, self._threads) for given in known])
         if not runtime.is_last:
             return [runtime.passed_on(made) for made in results]
         found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
-        return self._stored(batch, batch.places, found, dict(batch.faults))
+        return self._stored(number, batch, batch.places, found, dict(batch.faults))
 
     def _discard(self, blocks: Sequence[Block | None]) -> None:
         for block in blocks:
             if isinstance(block, Address):
                 self._arena.free(block)
 
-    def _reply(self, frame: Frame, answer: Answer, batch: PassedBatch | None = None) -> None:
+    def _reply(self, number: BatchId, sent_ns: int, answer: Answer, batch: PassedBatch | None = None) -> None:
         """Answer a batch, or pass it on to the worker with the next layers. It has taken the time since it was sent, or
         since the answer before: what a worker does, or what the machine does to it, between frames belongs to no batch
         otherwise."""
-        took_ns = time.monotonic_ns() - max(frame.value, self._replied_ns)
+        took_ns = time.monotonic_ns() - max(sent_ns, self._replied_ns)
         if batch is not None:
             took_ns += batch.took_ns
-        if isinstance(answer, BatchDone):
-            self._channel.send(FrameKind.DONE, frame.subject, took_ns, [encode(answer)])
+        if isinstance(answer, BatchFinished):
+            event = structs.replace(answer.event, service_ns=took_ns)
+            self._channel.tell(structs.replace(answer, event=event))
         elif batch is not None and not self._pipes.is_last:
             failure, tensors = (answer.encode(), []) if isinstance(answer, ModelFailure) else (b"", answer)
             passed = structs.replace(batch, took_ns=took_ns, failure=failure)
-            self._pipes.pass_on(
-                frame.subject, passed, tensors, lambda: self._channel.send(FrameKind.PASS, frame.subject)
-            )
+            self._pipes.pass_on(number, passed, tensors, lambda: self._channel.tell(BatchPassed(number)))
         else:
             assert isinstance(answer, ModelFailure), "the last part answers"
-            self._channel.send(FrameKind.FAILED, frame.subject, took_ns, [answer.encode()])
+            self._channel.tell(BatchRaised(number, self._setup.worker, answer.encode()))
         self._replied_ns = time.monotonic_ns()
 
     def _assembled(self, order: Run) -> tuple[list[list[Tensor]], list[int], dict[int, str]]:
@@ -802,11 +817,12 @@ class ModelWorker:
 
     def _stored(
         self,
+        number: BatchId,
         order: Run | PassedBatch,
         places: Sequence[int],
         outputs: Sequence[list[Tensor]],
         faults: dict[int, str],
-    ) -> BatchDone:
+    ) -> BatchFinished:
         """Write the outputs of each visit that ran, at these places of the batch, as a block, and read from them what
         they decide."""
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
@@ -835,12 +851,11 @@ class ModelWorker:
         except ArenaFull:
             self._discard(blocks)
             raise
-        return BatchDone(
-            blocks,
-            tuple(counts) if decisions or faults else (),
-            faults,
-            tuple(sizes) if self._edges else (),
+        event = Finished(
+            *(number, self._setup.worker, 0, tuple(counts) if decisions or faults else ()),
+            sizes=tuple(sizes) if self._edges else (),
         )
+        return BatchFinished(event, blocks, faults)
 
 
 def _chosen(tensors: list[Tensor], places: tuple[int, ...]) -> list[Tensor]:

@@ -61,7 +61,16 @@ from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.messages import Close, Free, Holders, Run
+from sloop.serve.messages import (
+    BatchFinished,
+    BatchRaised,
+    Close,
+    CompleteWorker,
+    Free,
+    Holders,
+    RunBatch,
+    WorkerDiffers,
+)
 from sloop.serve.network import (
     FETCH_S_MAX,
     HANDSHAKE_S_MAX,
@@ -143,30 +152,6 @@ class AgentReport(Struct, frozen=True, array_like=True, tag=2):
     event: WorkerReport | Transferred | TransferFailed
 
 
-class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """A batch has finished; see `sloop.serve.protocols.BackendListener`."""
-
-    event: Finished
-    blocks: list[Block | None]
-    faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
-
-
-class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """The model has failed on a batch."""
-
-    batch: BatchId
-    replica: ReplicaId
-    failure: bytes
-    """A `ModelFailure`, encoded."""
-
-
-class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
-    """A request that shared a forward pass of a worker got other outputs than alone."""
-
-    replica: ReplicaId
-    why: str
-
-
 class PipelineDrained(Struct, frozen=True, array_like=True, tag=9):
     """The last part of a pipeline has answered all batches that came, and no more come."""
 
@@ -228,16 +213,6 @@ class NodeOrder(Struct, frozen=True, array_like=True, tag=4):
     brings these sources."""
 
 
-class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """Run a batch."""
-
-    batch: BatchId
-    replica: ReplicaId
-    order: Run
-    is_part: bool = False
-    """Whether the replica runs only the layers of its part, the first one. The last part answers."""
-
-
 class ConnectParts(Struct, frozen=True, array_like=True, tag=17):
     """Batches pass from a part of a model to the next one."""
 
@@ -245,12 +220,6 @@ class ConnectParts(Struct, frozen=True, array_like=True, tag=17):
     after: ReplicaId
     endpoint: Endpoint | None = None
     """The agent of the part before, if that is another one than that of the part after. Both are told."""
-
-
-class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
-    """Load the other layers of a part of a model, which are there, while it serves."""
-
-    replica: ReplicaId
 
 
 ToAgent = AgentSetup | LearnStages | NodeOrder | RunBatch | ConnectParts | CompleteWorker | Free | Holders | Close

@@ -38,21 +38,26 @@ from sloop.serve.cluster.agent import (
     AgentHello,
     AgentReport,
     AgentSetup,
-    BatchFinished,
-    BatchRaised,
-    CompleteWorker,
     ConnectParts,
     FromAgent,
     LearnStages,
     NodeOrder,
     PipelineDrained,
-    RunBatch,
-    WorkerDiffers,
     WorkerReport,
     WorkersKept,
 )
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Close, Free, Holders, Run
+from sloop.serve.messages import (
+    BatchFinished,
+    BatchRaised,
+    Close,
+    CompleteWorker,
+    Free,
+    Holders,
+    Run,
+    RunBatch,
+    WorkerDiffers,
+)
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
     ArenaHolder,

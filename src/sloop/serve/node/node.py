@@ -40,7 +40,6 @@ from functools import partial, singledispatchmethod
 from math import inf
 from typing import Any, Final
 
-import msgspec
 from msgspec import structs
 
 from sloop import actions, events
@@ -55,12 +54,19 @@ from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import LOOK_S, Silence
 from sloop.serve.machine_watch import watch
 from sloop.serve.messages import (
-    BatchDone,
+    BatchFinished,
+    BatchPassed,
+    BatchRaised,
+    CompleteWorker,
     PairSetup,
+    Reached,
     Run,
+    RunBatch,
+    ShadowPaired,
     ShadowSetup,
-    decoder,
-    encode,
+    Threads,
+    WorkerDiffers,
+    WorkerRefused,
 )
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
 from sloop.serve.node.models import NO_PEERS, HeldModel, NodeModels, Peers, why_not
@@ -68,8 +74,8 @@ from sloop.serve.node.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.node.spares import SparePool
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses, StageSetup
-from sloop.serve.transport import Frame, FrameKind, ProcessLink, ProtocolError
-from sloop.serve.worker import MILLIONTHS, STEPS
+from sloop.serve.transport import ProcessLink, ProtocolError
+from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, Arenas
 from sloop.units import s
 from sloop.user_code import ModelFailure
@@ -304,7 +310,15 @@ class LiveNode(KnownStages):
         """Then also: called when nothing comes to a last part any more."""
         self._watching: asyncio.Task[None] | None = None
         self._look_timer: TimerHandle | None = None
-        self._done = decoder(BatchDone)
+        self._acts: dict[type, Callable[[Any, Any], None]] = {
+            BatchFinished: self._on_done,
+            BatchRaised: self._on_failed,
+            BatchPassed: self._on_passed,
+            WorkerDiffers: self._on_differs,
+            ShadowPaired: self._on_pair,
+            WorkerRefused: self._on_refused,
+        }
+        """What is done with each record of a worker but `Reached`."""
 
     def learn(
         self,
@@ -320,7 +334,7 @@ class LiveNode(KnownStages):
                 continue
             worker.servable = structs.replace(worker.servable, obstacle=lone.obstacle)
             if worker.process is not None and not isinstance(worker, NodeShadow):
-                worker.process.link.send(FrameKind.ALONE)
+                worker.process.records.tell(WorkerDiffers(worker.number, lone.obstacle))
 
     def attach(self, listener: BackendListener) -> None:
         super().attach(listener)
@@ -463,12 +477,13 @@ class LiveNode(KnownStages):
         worker.is_spare = spare is not None
         try:
             process = worker.process = spare or self._processes.start(worker.device)
-            process.link.attach(partial(self._on_frame, worker), partial(self._give_up, worker))
+            acts = dict.fromkeys((Reached, *self._acts), partial(self._on_report, worker))
+            process.records.attach(acts, partial(self._give_up, worker))
             setup = _shadow_setup(worker) if isinstance(worker, NodeShadow) else self._setup(worker)
             # Limited first: a spare process begins at once, and threads that it has already started might not be
             # limited.
             self._actuator.confine(process.pid, max(worker.pool_cores or worker.cores, START_CORES_MIN))
-            process.link.send(FrameKind.SETUP, payload=[encode(setup)])
+            process.records.tell(setup)
         except (OSError, MachineError) as error:
             worker.is_spare = False
             self._give_up(worker, str(error))
@@ -508,6 +523,7 @@ class LiveNode(KnownStages):
         if cut is not None:
             cut = structs.replace(cut, layers={})
         return StageSetup(
+            worker.number,
             self._wirings[spec.stage],
             structs.replace(servable, cut=cut, digest=servable.checked, source=""),
             spec.slot.hardware,
@@ -650,7 +666,7 @@ class LiveNode(KnownStages):
         if section is None or section.pipeline is None or not section.pipeline.takes(section.place, batch, order):
             if section is not None:  # what was on its way from other parts when its pipeline ended does not come
                 section.batches = {batch: True}
-            worker.process.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
+            worker.process.records.tell(RunBatch(batch, replica, order, sent_ns=time.monotonic_ns()))
 
     def _look_later(self) -> None:
         self._look_timer = self._loop.call_later(LOOK_S, self._look, self._loop.time())
@@ -671,36 +687,39 @@ class LiveNode(KnownStages):
                 if int(silence.counted_s) > before_s:
                     self._report(events.BatchSilent(batch, number, s(silence.counted_s)))
 
-    # Frames from workers
+    # What workers report
 
-    def _on_frame(self, worker: NodeWorker, frame: Frame) -> None:
+    def _on_report(self, worker: NodeWorker, record: Any) -> None:  # noqa: ANN401  # of `FromWorker`
+        section = worker.section
         try:
-            match frame.kind:
-                case FrameKind.DONE:
-                    self._on_done(worker, frame)
-                case FrameKind.FAILED:
-                    self._on_failed(worker, frame)
-                case FrameKind.PASS | FrameKind.COMPLETE | FrameKind.CONNECT if worker.section is not None:
-                    self._on_section(worker, worker.section, frame)
-                case FrameKind.RESIZE:
+            match record:
+                case Reached("complete") if section is not None:
+                    self._on_completed(worker, section)
+                case Reached("drained") if section is not None and section.pipeline is not None:
+                    section.pipeline.on_drained(section.place)
+                case Reached("drained") if section is not None:
+                    self.on_drained(worker.number)
+                case Reached("resized"):
                     self._finish_shrink(worker)
-                case FrameKind.READY | FrameKind.STEP if isinstance(worker, NodeShadow):
-                    self._on_shadow_step(worker, frame)
-                case FrameKind.PAIR:
-                    self._on_pair(worker, frame)
-                case FrameKind.READY if worker.phase in BEGINNING:
+                case Reached() if isinstance(worker, NodeShadow):
+                    self._on_shadow_step(worker, record)
+                case Reached("ready") if worker.phase in BEGINNING:
                     self._on_ready(worker)
-                case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
+                case Reached(step) if step in STEPS:
                     self._on_step(worker)
-                    self._progress(worker, STEPS[frame.subject])
-                case FrameKind.REFUSED:
-                    worker.error, worker.has_gpu_failed = _text(frame), frame.subject == 1
-                case FrameKind.ALONE:
-                    self.on_difference(worker.number, worker.spec.stage, worker.spec.variant, _text(frame))
+                    self._progress(worker, step)
+                case Reached():
+                    raise ProtocolError(f"a worker that is {worker.phase} sent {record}")
                 case _:
-                    raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
+                    self._acts[type(record)](worker, record)
         except Exception as error:
             self._give_up(worker, _fault_in_report(worker.number, error))
+
+    def _on_refused(self, worker: NodeWorker, record: WorkerRefused) -> None:
+        worker.error, worker.has_gpu_failed = record.why, record.has_gpu_failed
+
+    def _on_differs(self, worker: NodeWorker, record: WorkerDiffers) -> None:
+        self.on_difference(worker.number, worker.spec.stage, worker.spec.variant, record.why)
 
     def _on_step(self, worker: NodeWorker) -> None:
         """A worker loads, so its process works."""
@@ -728,60 +747,53 @@ class LiveNode(KnownStages):
         if section is not None and section.pipeline is not None:
             section.pipeline.on_part_ready(section.place)
 
-    def _answered(self, worker: NodeWorker, frame: Frame) -> NodeWorker | None:
-        """Whose batch this frame answers. In a pipeline, the last worker answers the batches of all; None if nobody
+    def _answered(self, worker: NodeWorker, batch: BatchId, *, is_done: bool) -> NodeWorker | None:
+        """Whose batch a worker has answered. In a pipeline, the last worker answers the batches of all; None if nobody
         waits for it any more."""
-        section, batch = worker.section, BatchId(frame.subject)
+        section = worker.section
         if section is not None:
             section.note(batch, is_reached=False)
             if section.is_completing:
                 self._watch_completion(worker)
         if section is not None and section.pipeline is not None and section.pipeline.has(batch):
-            replica = section.pipeline.answered(section.place, batch, is_done=frame.kind is FrameKind.DONE)
+            replica = section.pipeline.answered(section.place, batch, is_done=is_done)
             owner = self.workers.get(replica) if replica is not None else None
-            return None if owner is None else self._expect(owner, frame)
+            return None if owner is None else self._expect(owner, batch)
         if section is not None and section.is_last and section.pipeline is None and batch != worker.batch:
             return worker  # another process knows whether it is under way
-        return self._expect(worker, frame)
+        return self._expect(worker, batch)
 
-    def _expect(self, worker: NodeWorker, frame: Frame) -> NodeWorker:
-        """The worker, which runs the batch that this frame answers, and then none."""
-        batch = worker.batch
-        if batch is None or frame.subject != batch:
-            raise ProtocolError(f"a reply to batch {frame.subject} while batch {batch} runs")
+    def _expect(self, worker: NodeWorker, batch: BatchId) -> NodeWorker:
+        """The worker, which runs the batch that was answered, and then none."""
+        if worker.batch != batch:
+            raise ProtocolError(f"a reply to batch {batch} while batch {worker.batch} runs")
         worker.batch = None
         if worker.phase is WorkerPhase.BUSY:
             worker.phase = WorkerPhase.READY
         return worker
 
-    def _on_done(self, worker: NodeWorker, frame: Frame) -> None:
-        is_known = worker.section is None or worker.section.pipeline is not None or worker.batch == frame.subject
-        owner = self._answered(worker, frame)
-        done: BatchDone = _decoded(self._done, frame)
-        if owner is not None and is_known and len(done.blocks) != owner.visits:
-            raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {owner.visits} visits")
+    def _on_done(self, worker: NodeWorker, record: BatchFinished) -> None:
+        event, blocks = record.event, record.blocks
+        is_known = worker.section is None or worker.section.pipeline is not None or worker.batch == event.batch
+        owner = self._answered(worker, event.batch, is_done=True)
+        if owner is not None and is_known and len(blocks) != owner.visits:
+            raise ProtocolError(f"a reply has {len(blocks)} blocks for {owner.visits} visits")
         assert worker.process is not None
-        written = [block for block in done.blocks if isinstance(block, Address)]
+        written = [block for block in blocks if isinstance(block, Address)]
         for block in written:
             worker.process.hold(block)
         if owner is None:
             for block in written:
                 self._arenas.free(block)
             return
-        event = events.Finished(
-            *(BatchId(frame.subject), owner.number, frame.value, done.edge_counts, tuple(sorted(done.faults))),
-            sizes=done.sizes,
-            passes=done.passes,
-            elements=done.elements,
-            padded=done.padded,
-        )
         if self._listener is not None:
-            self._listener.on_finished(event, done.blocks, done.faults)
+            own = structs.replace(event, replica=owner.number, faults=tuple(sorted(record.faults)))
+            self._listener.on_finished(own, blocks, record.faults)
 
-    def _on_failed(self, worker: NodeWorker, frame: Frame) -> None:
-        owner = self._answered(worker, frame)
+    def _on_failed(self, worker: NodeWorker, record: BatchRaised) -> None:
+        owner = self._answered(worker, record.batch, is_done=False)
         if owner is not None and self._listener is not None:
-            self._listener.on_failed(BatchId(frame.subject), owner.number, ModelFailure.decode(frame.payload))
+            self._listener.on_failed(record.batch, owner.number, ModelFailure.decode(record.failure))
 
     # Pipelines
 
@@ -795,30 +807,25 @@ class LiveNode(KnownStages):
         pipeline = joined(self._pipelines, order, self) if self.on_passed is None else None
         worker.section = _Section(spec.shape, order.place, pipeline)
 
-    def _on_section(self, worker: NodeWorker, section: _Section, frame: Frame) -> None:
-        """A first part has passed on a batch, nothing comes to a last one, or a worker has loaded the other layers."""
-        pipeline = section.pipeline
-        assert worker.process is not None
-        if frame.kind is FrameKind.COMPLETE:
-            if pipeline is not None:
-                pipeline.on_completed(section.place)
-            elif not section.is_completing:
-                raise ProtocolError("a worker has completed a model that it was not told to complete")
-            section.is_completing, section.is_complete = False, True
-            worker.spec = structs.replace(worker.spec, shape=ALONE)
-            if worker.phase is not WorkerPhase.STOPPING:
-                self._clear_timer(worker)
-            self._report(events.WorkerCompleted(worker.number))
-            return
-        if frame.kind is FrameKind.CONNECT:
-            if pipeline is not None:
-                pipeline.on_drained(section.place)
-            else:
-                self.on_drained(worker.number)
-            return
+    def _on_completed(self, worker: NodeWorker, section: _Section) -> None:
+        """A worker has loaded the other layers."""
+        if section.pipeline is not None:
+            section.pipeline.on_completed(section.place)
+        elif not section.is_completing:
+            raise ProtocolError("a worker has completed a model that it was not told to complete")
+        section.is_completing, section.is_complete = False, True
+        worker.spec = structs.replace(worker.spec, shape=ALONE)
+        if worker.phase is not WorkerPhase.STOPPING:
+            self._clear_timer(worker)
+        self._report(events.WorkerCompleted(worker.number))
+
+    def _on_passed(self, worker: NodeWorker, record: BatchPassed) -> None:
+        """A part has passed on a batch."""
+        section, batch = worker.section, record.batch
+        if section is None:
+            raise ProtocolError("a worker with a whole model has passed on a batch")
         if section.is_completing:
             self._watch_completion(worker)
-        batch = BatchId(frame.subject)
         section.note(batch, is_reached=False)
         if section.following is not None:
             self.reach_part(section.following, batch)
@@ -848,7 +855,7 @@ class LiveNode(KnownStages):
         process = self._process_of(replica)
         if process is not None:  # else its loss has been or will be noticed
             self.reach_part(replica, batch)
-            process.link.send(FrameKind.PASS, batch, time.monotonic_ns(), [encode(order)])
+            process.records.tell(RunBatch(batch, replica, order, is_part=True, sent_ns=time.monotonic_ns()))
 
     def reach_part(self, replica: ReplicaId, batch: BatchId) -> None:
         """A batch is in a part, or in the pipe to it: from now on the part is to do something."""
@@ -877,7 +884,7 @@ class LiveNode(KnownStages):
         """`files` has those of the other layers that were not here when the part started."""
         if worker.process is not None:
             section.is_completing = True
-            worker.process.link.send(FrameKind.COMPLETE, payload=[encode(files)])
+            worker.process.records.tell(CompleteWorker(worker.number, files))
             self._watch_completion(worker)
 
     def _watch_completion(self, worker: NodeWorker) -> None:
@@ -916,10 +923,10 @@ class LiveNode(KnownStages):
         self.spares.note_start()
         self._give_process(made, self.spares.take())
 
-    def _on_shadow_step(self, shadow: NodeShadow, frame: Frame) -> None:
+    def _on_shadow_step(self, shadow: NodeShadow, record: Reached) -> None:
         """A shadow loads its blocks, or has loaded them: then limit its cores, and let the body connect."""
         self._on_step(shadow)
-        if frame.kind is FrameKind.STEP:
+        if record.step != "ready":
             self._set_start_timer(shadow)
             return
         assert shadow.process is not None
@@ -930,7 +937,7 @@ class LiveNode(KnownStages):
             return
         if grant.duty < 1:
             self._send_threads(shadow, grant)
-        shadow.address = bytes(frame.payload)
+        shadow.address = record.address
         self._tell_pair(shadow)
 
     def _tell_pair(self, shadow: NodeShadow, *, is_over: bool = False) -> None:
@@ -938,7 +945,7 @@ class LiveNode(KnownStages):
         body = shadow.body
         if body.process is None or not shadow.address:
             return
-        payload = []
+        pair = PairSetup(shadow.number)
         if not is_over:
             from sloop.profile.blocks import shared_rows  # noqa: PLC0415  # it needs NumPy
 
@@ -946,17 +953,16 @@ class LiveNode(KnownStages):
             layers, wanted = shadow.cut.layers[body.spec.slot.hardware], shadow.wanted
             rows, shadow_ms = shared_rows(layers, body.cores, wanted, shadow.cut.batch_max)
             patience_ms = tuple(max(PATIENCE * each_ms, each_ms + PATIENCE_MS_MIN) for each_ms in shadow_ms)
-            pair = PairSetup(shadow.address, shadow.process.pid, wanted.layers, rows, patience_ms)
-            payload = [encode(pair)]
-        body.process.link.send(FrameKind.PAIR, shadow.number, payload=payload)
+            pair = PairSetup(shadow.number, shadow.address, shadow.process.pid, wanted.layers, rows, patience_ms)
+        body.process.records.tell(pair)
 
-    def _on_pair(self, body: NodeWorker, frame: Frame) -> None:
+    def _on_pair(self, body: NodeWorker, record: ShadowPaired) -> None:
         """A body has connected with its shadow, or has given it up."""
         shadow = body.shadow
-        if shadow is None or shadow.number != frame.subject or shadow.is_over:
+        if shadow is None or shadow.number != record.shadow or shadow.is_over:
             return
-        if frame.payload:
-            self._give_up(shadow, _text(frame))
+        if record.why:
+            self._give_up(shadow, record.why)
         elif shadow.phase in BEGINNING:
             shadow.phase = WorkerPhase.READY
             self._clear_timer(shadow)
@@ -1031,7 +1037,7 @@ class LiveNode(KnownStages):
 
     def _send_threads(self, worker: NodeWorker, grant: Grant) -> None:
         assert worker.process is not None
-        worker.process.link.send(FrameKind.RESIZE, grant.threads, round(grant.duty * MILLIONTHS))
+        worker.process.records.tell(Threads(grant.threads, grant.duty))
 
     # Reports
 
@@ -1055,17 +1061,6 @@ def _cut_for(body: NodeWorker, shadow: Worker) -> CutModel:
     if not shadow.layers or not 0 <= min(shadow.layers) <= max(shadow.layers) < len(cut.blocks):
         raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.layers}")
     return cut
-
-
-def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", frame: Frame) -> Any:  # noqa: ANN401  # what the decoder makes
-    try:
-        return decoder.decode(frame.payload)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"a reply cannot be read: {error}") from error
-
-
-def _text(frame: Frame) -> str:
-    return str(frame.payload, "utf-8", "replace")
 
 
 def _fault_in_report(worker: WorkerId, error: Exception) -> str:

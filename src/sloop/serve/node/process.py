@@ -15,9 +15,9 @@ from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import ProcessState, process_state
-from sloop.serve.messages import encode
+from sloop.serve.messages import Free, FromWorker
 from sloop.serve.processes import kill, spawn
-from sloop.serve.transport import CLOSED, FrameKind, ProcessLink, ProtocolError, socket_pair
+from sloop.serve.transport import CLOSED, FrameKind, ProcessLink, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arenas
 
 REAP_S: Final = 0.002
@@ -26,7 +26,7 @@ REAP_S: Final = 0.002
 
 class WorkerProcess:
     """A process of which a worker is made, or a spare one: its socket, its arena, and its end. Its user attaches to
-    `link`."""
+    `records`."""
 
     def __init__(self, processes: "WorkerProcesses", sock: socket.socket) -> None:
         self._processes = processes
@@ -35,8 +35,7 @@ class WorkerProcess:
         self.is_over = False
         """Whether it is ending."""
         self.link = ProcessLink(processes.loop, sock)
-        self._freed: list[Address] = []
-        """Blocks in its arena of which it is told at the end of this turn of the event loop."""
+        self.records = RecordLink(processes.loop, self.link, FromWorker, {}, lambda why: None)
 
     @property
     def pid(self) -> int:
@@ -62,13 +61,7 @@ class WorkerProcess:
 
     def free(self, block: Address) -> None:
         """A block in its arena is free."""
-        if not self._freed:
-            self._processes.loop.call_soon(self._tell_freed)
-        self._freed.append(block)
-
-    def _tell_freed(self) -> None:
-        freed, self._freed = self._freed, []
-        self.link.send(FrameKind.FREE, payload=[encode(freed)])
+        self.records.send(Free(block))
 
     def give_pipe(self, pipe: socket.socket, *, is_output: bool) -> None:
         """It is a part of a model, and gets its end of a pipe to or from another part."""
@@ -80,7 +73,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Close its socket: nothing that it sends is heard from now on. `end` follows."""
         self.is_over = True
-        self.link.close()
+        self.records.close()
 
     def end(self, why: str, then: Callable[[], None]) -> None:
         """Kill and reap the process, then call `then`. If its socket has just closed, first let it exit: its status may

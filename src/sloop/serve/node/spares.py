@@ -19,10 +19,11 @@ from typing import Final
 from sloop.errors import MachineError
 from sloop.machine import capacity
 from sloop.memory import own_bytes
+from sloop.serve.messages import Reached, WorkerRefused
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.processes import spawn
 from sloop.serve.protocols import SpareProcesses
-from sloop.serve.transport import CLOSED, Frame, FrameKind
+from sloop.serve.transport import CLOSED
 
 SPARES_AFTER_S: Final = 1.0
 """Spare workers are started this long after the last worker was, because that worker needs the cores first."""
@@ -132,7 +133,7 @@ class SparePool:
         self._starting = None
         if process is not None and not why:
             self._waiting.append(process)
-            process.link.attach(self._on_frame, partial(self._end, process))
+            process.records.attach({}, partial(self._end, process))
             self._failures = 0
             self.on_change()
         else:
@@ -148,7 +149,9 @@ class SparePool:
         """A process that is loading its libraries."""
         process, theirs = self._processes.connect()
         self._ready = self._loop.create_future()
-        process.link.attach(self._on_frame, self._answer)
+        process.records.attach(
+            {Reached: lambda _: self._answer(""), WorkerRefused: lambda record: self._answer(record.why)}, self._answer
+        )
         with theirs:
             arguments, fds = self._processes.inherited(process, theirs)
             command = ("sloop.serve.worker", int(is_humble), os.getpid(), *arguments)
@@ -174,10 +177,6 @@ class SparePool:
         counts only there. Returns why it is of no use; empty if it can be taken."""
         await self._loop.run_in_executor(self._thread, self._processes.actuator.prepare, process.pid)
         return "" if self._most and process.is_alive else CLOSED
-
-    def _on_frame(self, frame: Frame) -> None:
-        text = str(frame.payload, "utf-8", "replace")
-        self._answer("" if frame.kind is FrameKind.READY else text or f"it sent {frame.kind.name}")
 
     def _answer(self, why: str) -> None:
         if not self._ready.done():
