@@ -203,7 +203,8 @@ def loads_of(graph: Graph, random: Random) -> dict[str, StageBacklog]:
     for name in graph.stages:
         alone_ns, present_ns, full_ns = sorted(random.randint(1, 90) for _ in range(3))
         counts = random.randint(0, 9), random.randint(0, 9)
-        loads[name] = StageBacklog(*counts, random.randint(0, 50), alone_ns, (present_ns, full_ns))
+        mean_ratio = random.choice((0.4, 1.0, 2.0))
+        loads[name] = StageBacklog(*counts, random.randint(0, 50), alone_ns, (present_ns, full_ns), mean_ratio)
     return loads
 
 
@@ -225,8 +226,8 @@ def test_expected_times_are_those_of_the_worst_path_behind_all_that_is_on_it(see
         found = ends_ns
         for edge in graph.edges[name]:
             load, before = loads[edge.target], rows + loads[name].running + loads[edge.target].waiting
-            begins_ns = max(ends_ns, before * load.row_ns)
-            found = max(found, worst_ns(edge.target, begins_ns + load.taken_ns[kind], before, kind))
+            begins_ns = max(ends_ns, load.served_ns(before))
+            found = max(found, worst_ns(edge.target, begins_ns + load.longer_ns[kind], before, kind))
         return found
 
     for name in names:
@@ -241,11 +242,17 @@ def test_without_work_on_the_way_expected_times_are_the_remaining_times(seed: in
     for graph in (KINDS, PARTS):
         loads = loads_of(graph, random)
         idle = {name: load._replace(waiting=0, running=0) for name, load in loads.items()}
-        times = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()})
+        times = remaining_times(graph, {name: load.longer_ns for name, load in loads.items()})
         for name in graph.stages:
             assert expected_times(graph, name, idle) == times[name]
             if graph is KINDS and name == "a":
                 assert expected_times(graph, name, loads) == times[name], "no edge from it is certain"
+
+
+def test_many_batches_are_rarely_all_as_long_as_one_may_be() -> None:
+    load = StageBacklog(0, 0, row_ns=10, alone_ns=20, taken_ns=(20, 40), mean_ratio=0.5)
+    assert [load.served_ns(rows) for rows in (0, 4, 16, 64)] == [0, 40, 120, 400]
+    assert [load._replace(mean_ratio=mean_ratio).served_ns(16) for mean_ratio in (1.0, 2.0)] == [160, 320]
 
 
 @given(st.integers(0, 2**32))

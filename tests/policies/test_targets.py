@@ -1,5 +1,9 @@
 """Plans of equal replicas and the limits of what can be asked for."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
 from sloop.core.views import ClusterView
@@ -142,9 +146,35 @@ def test_batches_stay_within_the_profile_and_unless_told_within_half_the_slo(ask
     assert planned == StagePlan("detect", (Group(spec, 3),), given)
 
 
-@pytest.mark.parametrize(("cores", "limit_ms", "expected"), [(2, 500, 5), (2, 9, 1), (16, 10_000, 16), (1, 166, 1)])
-def test_the_largest_batch_within_a_time(cores: float, limit_ms: float, expected: int) -> None:
-    assert targets.batch_within(SMALL, cores, ms(limit_ms)) == expected
+@dataclass
+class Table:
+    """Durations in ms of batches of 1, 2, …"""
+
+    costs_ms: Sequence[float]
+    batch_max: int = 4
+
+    def slot(self, cores: float) -> Slot:
+        return Slot(cores, "local")
+
+    def costs_ns(self, slot: Slot) -> Sequence[int]:
+        return [0, *map(ms, self.costs_ms)]
+
+
+@pytest.mark.parametrize(
+    ("costs_ms", "expected"),
+    [
+        ((60, 110, 160, 210), 4),
+        ((60, 110, 160, 260), 3),  # more than half of the SLO
+        ((300, 310, 320, 330), 1),
+        ((50, 60, 160, 210), 2),  # larger ones serve fewer rows per second
+        ((50, 100, 150, 200), 4),
+        ((50, 98, 150, 201), 4),  # about as many
+    ],
+)
+def test_batches_are_no_larger_than_serves_most_rows(costs_ms: Sequence[float], expected: int) -> None:
+    belief: Any = Table(costs_ms)
+    assert targets.largest_batch(make_stage(slo_ms=500), belief, 1.0, 0) == expected
+    assert targets.largest_batch(STAGE, belief, 1.0, 4) == 4
 
 
 def test_the_largest_node_bounds_a_replica() -> None:

@@ -4,6 +4,7 @@ Both start from the application's declarations and move towards the measurements
 every stage once need neither.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -148,7 +149,7 @@ def remaining_times(
 
 
 class StageBacklog(NamedTuple):
-    """What waits and runs at a stage now, for `expected_times`. Times are nanoseconds."""
+    """What waits and runs at a stage now, for `expected_times`. Times are nanoseconds, and as believed."""
 
     waiting: int
     """Rows in its queue that come before the visit."""
@@ -160,6 +161,21 @@ class StageBacklog(NamedTuple):
     """The duration of a batch of one row."""
     taken_ns: LeastTimes
     """The durations of a batch as large as those that run now, and of a full one."""
+    mean_ratio: float
+    """The mean of how long its latest batches took, divided by what was believed."""
+
+    def served_ns(self, rows: int) -> int:
+        """The time in which `rows` are served. Beliefs are 99th percentiles of batches: all of them may take so long if
+        one does, but n of them exceed their mean by √n times as much as one, not by n times."""
+        believed_ns = rows * self.row_ns
+        more_ns = min(believed_ns, math.sqrt(believed_ns * self.taken_ns[1]))
+        return round(self.mean_ratio * believed_ns + max(0.0, 1 - self.mean_ratio) * more_ns)
+
+    @property
+    def longer_ns(self) -> LeastTimes:
+        """`taken_ns`, and more if its batches take longer than believed."""
+        slower = max(1.0, self.mean_ratio)
+        return round(slower * self.taken_ns[0]), round(slower * self.taken_ns[1])
 
 
 def expected_times(
@@ -175,7 +191,7 @@ def expected_times(
     waiting. Method: PARD (arXiv 2602.08747).
     """
     history = history or EdgeHistory(graph)
-    remaining_ns = remaining_times(graph, {name: load.taken_ns for name, load in loads.items()}, history)
+    remaining_ns = remaining_times(graph, {name: load.longer_ns for name, load in loads.items()}, history)
     expected_ns, rows = remaining_ns[start], {start: 0}
     if graph.declared_paths:
         return expected_ns
@@ -184,8 +200,8 @@ def expected_times(
             continue
         if name != start:
             load = loads[name]
-            begins_ns = rows[name] * load.row_ns - loads[start].alone_ns
-            onward = _sum(load.taken_ns, remaining_ns[name])
+            begins_ns = load.served_ns(rows[name]) - loads[start].alone_ns
+            onward = _sum(load.longer_ns, remaining_ns[name])
             expected_ns = _longer(expected_ns, _sum(onward, (begins_ns, begins_ns)))
         for index, edge in enumerate(graph.edges[name]):
             if _is_certain(history, edge, index):

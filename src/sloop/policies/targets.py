@@ -21,6 +21,9 @@ from sloop.vocabulary import CLIENTS_MAX, Group, NodeState, Plan, ReplicaSpec, S
 
 V = TypeVar("V")
 
+AS_FAST: Final = 0.95
+"""A batch counts as serving as many rows per second as another if it serves this part of them."""
+
 
 def on_one_kind(view: ClusterView, hardware: str = "") -> ClusterView:
     """The view with the nodes and beliefs of one kind of hardware only, without lost nodes.
@@ -158,8 +161,7 @@ def equal_replicas(
 ) -> StagePlan:
     """A stage plan: `count` replicas of the belief's variant and hardware with `cores` each.
 
-    `batch_max` 0 means the largest batch within half the SLO, so that a request that just missed a batch is still in
-    time with the next (Nexus' rule).
+    `batch_max` 0: see `largest_batch`.
     """
     largest = largest_batch(stage, belief, cores, batch_max)
     group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(cores)), count)
@@ -167,13 +169,15 @@ def equal_replicas(
 
 
 def largest_batch(stage: StageView, belief: Belief, cores: float, batch_max: int) -> int:
-    """`batch_max` within the profile's limit; if it is 0, the largest batch within half the SLO."""
-    return min(batch_max, belief.batch_max) if batch_max else batch_within(belief, cores, stage.slo_ns // 2)
-
-
-def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
-    """The largest batch believed to take at most `limit_ns`; at least 1."""
-    return max(1, bisect_right(belief.costs_ns(belief.slot(cores)), limit_ns, 1) - 1)
+    """`batch_max` within the profile's limit. If it is 0, the largest batch within half the SLO, so that a request that
+    just missed a batch is still in time with the next (Nexus' rule). Of these, only batches count that serve about as
+    many rows per second as any: where CPU quotas bound a replica, larger ones may serve fewer."""
+    if batch_max:
+        return min(batch_max, belief.batch_max)
+    costs_ns = belief.costs_ns(belief.slot(cores))
+    most = max(1, bisect_right(costs_ns, stage.slo_ns // 2, 1) - 1)
+    best = max(size / costs_ns[size] for size in range(1, most + 1))
+    return next(size for size in range(most, 0, -1) if size / costs_ns[size] >= AS_FAST * best)
 
 
 def table_ms(belief: Belief, cores_max: int, batch_max: int) -> Floats:

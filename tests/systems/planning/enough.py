@@ -28,9 +28,10 @@ class Enough(Scale):
     def _stage(self, stage: StageView, rate_rps: float) -> StagePlan:
         belief = targets.belief_of(stage)
         slot = belief.slot(1.0)
+        within = sum(0 < cost_ns <= stage.slo_ns for cost_ns in belief.costs_ns(slot))
         needed = [
             max(1, math.ceil(rate_rps * belief.latency_ms(batch, slot) / batch / 1000 - ROUNDING))
-            for batch in range(1, targets.batch_within(belief, 1.0, stage.slo_ns) + 1)
+            for batch in range(1, max(1, within) + 1)
         ]
         batch = needed.index(min(needed)) + 1
         return targets.equal_replicas(stage, belief, count=min(needed), cores=1.0, batch_max=batch)

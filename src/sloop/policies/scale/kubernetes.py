@@ -60,7 +60,7 @@ class Hpa(Scale):
     cores: PositiveFloat = 1.0
     """Of each replica."""
     batch_max: NonNegativeInt = 0
-    """0: the largest batch within half the SLO."""
+    """0: the largest batch within half the SLO that serves about as many rows per second as any of them."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
@@ -149,7 +149,7 @@ class Vpa(Scale):
     cores: tuple[PositiveFloat, ...] = ()
     """Core counts to choose from; empty: 1 to 16."""
     batch_max: NonNegativeInt = 0
-    """0: the largest batch within half the SLO."""
+    """0: the largest batch within half the SLO that serves about as many rows per second as any of them."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
@@ -247,7 +247,7 @@ class Kpa(Scale):
     cores: PositiveFloat = 1.0
     """Of each replica."""
     batch_max: NonNegativeInt = 0
-    """0: the largest batch within half the SLO."""
+    """0: the largest batch within half the SLO that serves about as many rows per second as any of them."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""

@@ -86,7 +86,7 @@ class Static(Scale):
     replicas: Number = 1
     cores: Cores = 1.0
     batch_max: Number = 0
-    """0: the largest batch within half the SLO."""
+    """0: the largest batch within half the SLO that serves about as many rows per second as any of them."""
     variant: str = ""
     """Empty: the first variant of each stage."""
     hardware: str = ""
