@@ -223,10 +223,20 @@ class Broken(Divide):
         return [CoreShare(cores) for cores in self._cores]
 
 
-@pytest.mark.parametrize("cores", [[], [1.0], [math.nan, 1.0], [-1.0, 1.0]])
-def test_a_wrong_divide_policy_changes_no_plan(cores: list[float]) -> None:
+WRONG: Sequence[tuple[list[float], str]] = [
+    ([], "RuntimeError: a bug"),
+    ([1.0], "gives 1 share to 2 applications"),
+    ([math.nan, 1.0], "gives 'x' nan cores"),
+    ([1.0, -1.0], "gives 'y' -1.0 cores"),
+    ([2.5, 2.0], "gives 4.5 cores of '', and there are 4"),
+]
+
+
+@pytest.mark.parametrize(("cores", "why"), WRONG)
+def test_a_wrong_divide_policy_changes_no_plan(cores: list[float], why: str) -> None:
     scene = Deployment({"x": 3.0, "y": 3.0}, cores=4, divide=Broken(cores))
     assert notes(scene.act(0, WOKE)) == [("planner", "x"), ("planner", "y")]
+    assert why in scene.core.plan_error("x")
 
 
 class Numbers(Broken):

@@ -37,7 +37,7 @@ from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
 from sloop.transient import Transient
-from sloop.units import ROUNDING
+from sloop.units import ROUNDING, WIDE_ROUNDING
 from sloop.vocabulary import ALONE, Group, NodeState, Plan, ReplicaSpec, StagePlan
 
 QUICK_MAX = 4
@@ -273,8 +273,8 @@ class Planner:
                 if (plan := alone[each.key]) is not None
             ]
             divided = self.policies[demands[0].key].divide.cores(given.now_ns, total, claimants)
+            _check_shares(divided, demands, total)
             for demand, share in zip(demands, divided, strict=True):
-                _check_share(share, demand)
                 shares.setdefault(demand.key, []).append(share)
                 if share.cores < demand.cores * (1 - ROUNDING):
                     limits[demand.key, hardware] = _whole(share.cores)
@@ -307,13 +307,23 @@ def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand
     return [CoreDemand(application.key, hardware, cores, application.weight) for hardware, cores in of]
 
 
-def _check_share(share: CoreShare, demand: CoreDemand) -> None:
-    if not isinstance(share, CoreShare):
-        raise InputError(f"the divide policy answers {type(share).__name__} instead of a share", help=NO_SHARES)
-    if not 0 <= share.cores < math.inf or not 0 <= share.shed <= 1:
-        given = f"{share.cores} cores of {demand.hardware!r}, and refuses {share.shed} of its requests"
-        what = f"the divide policy gives {demand.key!r} {given}"
-        raise InputError(what, help="give 0 cores or more, and a fraction `shed` from 0 to 1")
+def _check_shares(shares: Sequence[CoreShare], demands: Sequence[CoreDemand], total: float) -> None:
+    """InputError for shares that are wrong, one by one or together."""
+    if len(shares) != len(demands):
+        what = f"the divide policy gives {counted(len(shares), 'share')} to {counted(len(demands), 'application')}"
+        raise InputError(what, help="give one share for each claimant, in their order")
+    for share, demand in zip(shares, demands, strict=True):
+        if not isinstance(share, CoreShare):
+            raise InputError(f"the divide policy answers {type(share).__name__} instead of a share", help=NO_SHARES)
+        if not 0 <= share.cores < math.inf or not 0 <= share.shed <= 1:
+            given = f"{share.cores} cores of {demand.hardware!r}, and refuses {share.shed} of its requests"
+            what = f"the divide policy gives {demand.key!r} {given}"
+            raise InputError(what, help="give 0 cores or more, and a fraction `shed` from 0 to 1")
+    used = math.fsum(min(share.cores, demand.cores) for share, demand in zip(shares, demands, strict=True))
+    if used > total * (1 + WIDE_ROUNDING):
+        kind = demands[0].hardware
+        what = f"the divide policy gives {counted(used, 'core')} of {kind!r}, and there are {total:g}"
+        raise InputError(what, help="give at most `total` cores in all shares together")
 
 
 def _with_shares(plan: Plan, shares: Sequence[CoreShare]) -> Plan:

@@ -12,12 +12,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Divide
 from sloop.core.views import Claimant, CoreDemand, CoreShare
-from sloop.options import NonNegativeFloat
+from sloop.options import NonNegativeFloat, Range
 from sloop.policies.attainment import attained, services_of
 from sloop.text import counted, number
 from sloop.units import ROUNDING
@@ -118,10 +118,10 @@ class Worth(Divide):
     """
 
     is_quick: ClassVar[bool] = False
-    fairness: NonNegativeFloat = 4.0
+    fairness: Annotated[float, Range(least=0, most=64)] = 16.0
     """0: as many requests in time as possible, whoever sends them, and weights multiply rates. The larger it is, the
     less the fractions in time differ. Where all are short, one whose requests take k times as long has a fraction that
-    is smaller by the factor k^(1/fairness): 1.8 for k = 10."""
+    is smaller by the factor k^(1/fairness): 1.15 for k = 10."""
     steady: NonNegativeFloat = 0.1
     """By which fraction rates may change, where all are short, before cores move: the cores that an application already
     has count for so much more."""
@@ -130,10 +130,10 @@ class Worth(Divide):
 
     def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
         count = len(claimants)
-        gains = [_Gains(each, ASKS // count, self.fairness, total / count) for each in claimants]
         highest = max(each.weight for each in claimants)
+        gains = [_Gains(each, each.weight / highest, ASKS // count, self.fairness, total / count) for each in claimants]
         found, left = [0.0] * len(gains), total
-        for step in sorted(step for place, own in enumerate(gains) for step in own.steps(place, self.steady, highest)):
+        for step in sorted(step for place, own in enumerate(gains) for step in own.steps(place, self.steady)):
             if found[step.place] != step.begin:
                 continue  # what comes before it had no room
             own, end = gains[step.place], step.end
@@ -150,11 +150,11 @@ class Worth(Divide):
 
 
 class _Gains:
-    """What one application gains with each number of cores. At most `asks` plans are asked for; `equal` is how many
-    cores each application would have if all had the same."""
+    """What one application gains with each number of cores. `weight` is its part of the highest weight. At most `asks`
+    plans are asked for; `equal` is how many cores each application would have if all had the same."""
 
-    def __init__(self, claimant: Claimant, asks: int, fairness: float, equal: float) -> None:
-        self._claimant, self._fairness = claimant, fairness
+    def __init__(self, claimant: Claimant, weight: float, asks: int, fairness: float, equal: float) -> None:
+        self._claimant, self._weight, self._fairness = claimant, weight, fairness
         self._rate_rps = max(RATE_RPS_MIN, claimant.view.forecast_rps)
         self._present = cores_by_hardware(claimant.view.plan).get(claimant.hardware, 0.0)
         slots = [group.spec.slot for target in claimant.alone.stages for group in target.groups if group.count]
@@ -192,26 +192,27 @@ class _Gains:
         return found
 
     def of(self, cores: float) -> float:
-        """The gain of so many cores over none."""
+        """What so many cores are worth. Only differences count; the worth of none is not subtracted, because it is so
+        much less that the differences would be lost in rounding."""
         x, power = self.attained(cores) + LEAST, 1 - self._fairness
-        u = (math.pow(x, power) - math.pow(LEAST, power)) / power if power else math.log(x / LEAST)
-        return math.pow(self._claimant.weight, max(1.0, self._fairness)) * self._rate_rps * u
+        u = math.pow(x, power) / power if power else math.log(x)
+        return math.pow(self._weight, max(1.0, self._fairness)) * self._rate_rps * u
 
-    def steps(self, place: int, steady: float, highest: float) -> Iterator[_MoreCores]:
-        """The edges of the concave hull of its gains; `highest` is the highest weight of all applications."""
-        hull = [(0.0, 0.0)]
+    def steps(self, place: int, steady: float) -> Iterator[_MoreCores]:
+        """The edges of the concave hull of its gains."""
+        hull = [(0.0, self.of(0.0))]
         for cores in self._sizes:
             new = (cores, self.of(cores))
-            if new[1] <= hull[-1][1] * (1 + ROUNDING):
+            if new[1] - hull[-1][1] <= ROUNDING * abs(hull[-1][1]):
                 continue
             while len(hull) > 1 and _slope(hull[-2], hull[-1]) < _slope(hull[-1], new) * (1 - ROUNDING):
                 hull.pop()
             hull.append(new)
         for begin, end in pairwise(hull):
-            is_first = begin[0] == 0.0 and self._claimant.weight == highest
+            is_first = begin[0] == 0.0 and self._weight == 1.0
             is_present = end[0] <= self._present * (1 + ROUNDING)
             worth = _slope(begin, end) * ((1 + steady) ** (1 + self._fairness) if is_present else 1.0)
-            order = (not is_first, -worth, self.attained(begin[0]) / self._claimant.weight, self._claimant.key)
+            order = (not is_first, -worth, self.attained(begin[0]) / self._weight, self._claimant.key)
             yield _MoreCores(order, place, begin[0], end[0])
 
     def why(self, cores: float) -> str:
