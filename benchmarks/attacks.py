@@ -77,6 +77,7 @@ CALLS_EACH: Final = 4
 """After so many calls they go on with a new connection."""
 SAMPLE_S: Final = 0.2
 EAGER: Final = "SLOOP_EAGER_ATTACKER"
+APART: Final = "SLOOP_ATTACKER_APART"
 
 
 class Target(Struct, frozen=True):
@@ -112,11 +113,16 @@ def attack(name: str, what: str) -> Callable[[Attack], Attack]:
 @asynccontextmanager
 async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection, which is aborted at the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=own_address())
     try:
         yield reader, writer
     finally:
         await aborted(writer)
+
+
+def own_address() -> tuple[str, int] | None:
+    """Where an attacker connects from: the address of the clients (None), or another one."""
+    return ("127.0.0.2", 0) if os.environ.get(APART) else None
 
 
 async def aborted(writer: asyncio.StreamWriter) -> None:
@@ -596,7 +602,7 @@ async def handshakes(target: Target) -> None:
     async def one(number: int) -> None:
         port = (target.http_port, target.grpc_port)[number % 2]
         while target.is_on:
-            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, local_addr=own_address())
             await aborted(writer)
 
     await many(target, 100, one)
@@ -888,10 +894,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0, help="the same in requests/s, instead of --load")
     parser.add_argument("--calls", type=float, default=0.0, help="calls over gRPC per second, instead of --load")
     parser.add_argument("--eager", action="store_true", help="attackers compete with the server for CPU time")
+    parser.add_argument("--apart", action="store_true", help="attackers have another address than the clients")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     given = parser.parse_args()
     os.environ["SLOOP_API_KEY"] = KEY
-    os.environ[EAGER] = "yes" if given.eager else ""
+    os.environ[EAGER], os.environ[APART] = ("yes" if each else "" for each in (given.eager, given.apart))
     with workspace(given.keep) as folder:
         model = perceptron(folder, width=WIDTH, layers=2)
         app = folder / "app.yaml"

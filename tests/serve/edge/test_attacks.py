@@ -20,6 +20,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -1335,7 +1336,7 @@ class Shaken:
         self.name, self.network = name, name[0]
         wire = stack.enter_context(socket.create_connection(server.getsockname()))
         wire.sendall(hello)
-        self.sock = server.accept()[0]
+        self.sock = stack.enter_context(server.accept()[0])
         self.sock.setblocking(False)
 
     def abort(self) -> None:
@@ -1369,7 +1370,7 @@ def test_handshakes_of_strangers_get_their_share_of_the_time(
             await eventually(lambda: len(order) == 3)
             await asyncio.sleep(0.05)
             assert len(order) == 3
-            shakes.note_authorised()  # one of these does not count
+            shakes.note_authorised("another")  # one of these does not count
             await eventually(lambda: len(order) == 4)
             await asyncio.sleep(0.05)
             assert len(order) == 4
@@ -1401,7 +1402,7 @@ def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
             for name in ("a1", "a2", "a3", "b1"):
                 client = Shaken(name, stack, server, hello)
                 shakes.add(client.sock, client)
-            await eventually(lambda: sum(map(len, shakes._ready.values())) == 4)
+            await eventually(lambda: sum(len(own) for each in shakes._ready._waiting for own in each.values()) == 4)
             for number in range(1, 5):
                 await asyncio.sleep(0.05)
                 assert len(order) == number - 1, "no time for more"
@@ -1410,6 +1411,49 @@ def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
 
     thread.call(scenario())
     assert order == ["a3", "b1", "a2", "a1"], "and of each network the newest comes first"
+
+
+def test_strangers_cannot_use_up_the_time_of_networks_from_which_a_client_was_authorised(
+    thread: LoopThread, hello: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(handshakes, "time", Clock())
+    monkeypatch.setattr(handshakes, "HANDSHAKES_AT_ONCE", 2)
+
+    async def scenario() -> None:
+        async def begin(sock: socket.socket, client: Shaken) -> None:
+            order.append(client.name)
+            sock.close()
+
+        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        shakes.note_authorised("b")
+        with ExitStack() as stack:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for name in ("a1", "a2", "a3", "b1", "b2"):
+                client = Shaken(name, stack, server, hello)
+                shakes.add(client.sock, client)
+            await eventually(lambda: len(order) == 4)
+            await asyncio.sleep(0.05)
+
+    thread.call(scenario())
+    assert order == ["b2", "b1", "a3", "a2"]
+
+
+def test_networks_take_turns_and_each_begins_with_its_newest_connection() -> None:
+    waiting = handshakes.FairQueue({"b"})
+    for name in ("a1", "a2", "b1", "c1", "b2", "a3"):
+        waiting.add(Mock(network=name[0], label=name))
+    found = [waiting.take(is_known=is_known).label for is_known in (False, True, False, False, True, True)]
+    assert found == ["a3", "b2", "c1", "a2", "b1", "a1"]
+    assert not waiting
+
+
+def test_as_many_networks_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "KNOWN_MAX", 2)
+    shakes = handshakes.Handshakes(lambda *_: asyncio.sleep(0), lambda _: None, cost_ns=1000)
+    for network in "abac":
+        shakes.note_authorised(network)
+    assert list(shakes.known) == ["a", "c"]
 
 
 def test_what_a_handshake_costs_is_measured(certificates: Path) -> None:

@@ -2,17 +2,17 @@
 
 A handshake costs a hundred times what a connection costs, and a client can demand one for a few hundred bytes. So none
 begins before the client's whole first message (ClientHello) has arrived: a silent client holds a socket, and nothing
-else. One handshake begins in a turn of the event loop. The networks of the clients take turns, and of each the newest
-comes first: those that have waited long have mostly given up. All handshakes together get a share of the time and,
-under overload, of the CPU time. Each is charged what one was measured to cost with this certificate; the charge is
-returned when the client is authorised.
+else. One handshake begins in a turn of the event loop. The networks of the clients take turns (`FairQueue`). All
+handshakes together get a share of the time and, under overload, of the CPU time; those of networks from which a client
+was authorised have a share of their own, which no stranger can use up. Each is charged what one was measured to cost
+with this certificate; the charge is returned when the client is authorised.
 """
 
 import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -27,7 +27,10 @@ CROWDED_HANDSHAKE_S: Final = 1.0
 """How long a handshake may take while `HANDSHAKES_MAX` are under way and further clients wait."""
 HANDSHAKES_SHARE: Final = 0.1
 """The share of the time for handshakes of strangers (clients that are not authorised yet), who could otherwise take a
-whole core; while requests of open connections wait, the same share of the CPU time holds too."""
+whole core; while requests of open connections wait, the same share of the CPU time holds too. Known networks have the
+same once more."""
+KNOWN_MAX: Final = 4096
+"""How many networks are remembered from which a client was authorised."""
 HANDSHAKES_AT_ONCE: Final = 64
 """How many begin at once after a pause."""
 BESIDE_NS: Final = 200_000
@@ -75,6 +78,46 @@ class Accepted(Protocol):
         ...
 
 
+class FairQueue:
+    """Connections that wait for the same thing, apart for known networks and for others. The networks take turns, and
+    of each the newest connection comes first: those that have waited long have mostly given up."""
+
+    def __init__(self, known: Container[str]) -> None:
+        self._known = known
+        self._waiting: tuple[dict[str, dict[Any, None]], ...] = ({}, {})
+        """By network, those of networks that were unknown when they came, and the others. The network whose turn it is
+        comes first."""
+
+    def __bool__(self) -> bool:
+        return any(self._waiting)
+
+    def has(self, *, is_known: bool) -> bool:
+        """Whether any waits, of a known network or of another one."""
+        return bool(self._waiting[is_known])
+
+    def add(self, connection: "Accepted") -> None:
+        """One more waits."""
+        self._waiting[connection.network in self._known].setdefault(connection.network, {})[connection] = None
+
+    def discard(self, connection: "Accepted") -> None:
+        """It does not wait, or no longer."""
+        for waiting in self._waiting:
+            own = waiting.get(connection.network, {})
+            own.pop(connection, None)
+            if not own:
+                waiting.pop(connection.network, None)
+
+    def take(self, *, is_known: bool) -> Any:  # noqa: ANN401  # what was added
+        """The next one, which waits no longer: of a known network, or of another one, if any such waits."""
+        waiting = self._waiting[is_known] or self._waiting[not is_known]
+        network = next(iter(waiting))
+        connection = next(reversed(waiting[network]))
+        self.discard(connection)
+        if network in waiting:
+            waiting[network] = waiting.pop(network)
+        return connection
+
+
 class Handshakes:
     """`begin` does the handshake on a socket, and returns when it is over. `end` ends a connection before that."""
 
@@ -87,15 +130,19 @@ class Handshakes:
         self._begin_one, self._end = begin, end
         self.cost_ns = cost_ns
         """The CPU time that one takes."""
-        self._share = TimeShare(HANDSHAKES_SHARE, HANDSHAKES_AT_ONCE * cost_ns, time.monotonic_ns)
-        self._overloaded_share = TimeShare(HANDSHAKES_SHARE, cost_ns)
+        self.known: dict[str, None] = {}
+        """The networks from which a client was authorised, the latest last."""
+        most_ns = HANDSHAKES_AT_ONCE * cost_ns
+        self._shares = [TimeShare(HANDSHAKES_SHARE, most_ns, time.monotonic_ns) for _ in range(2)]
+        """Those of other networks, and of known ones."""
+        self._overloaded_shares = [TimeShare(HANDSHAKES_SHARE, cost_ns) for _ in range(2)]
         self.is_overloaded: Callable[[], bool] = lambda: False
         self.given_up = 0
         """Handshakes that took long, ended for others."""
         self._raw: dict[Accepted, tuple[socket.socket, float]] = {}
         """Those that have not begun, by when they were accepted, the oldest first."""
-        self._ready: dict[str, dict[Accepted, None]] = {}
-        """By network, those of them whose first message is here. The network whose turn it is comes first."""
+        self._ready = FairQueue(self.known)
+        """Those of them whose first message is here."""
         self._going: dict[Accepted, tuple[asyncio.Task[None], float]] = {}
         """Handshakes that have begun, and when, the oldest first."""
         self._next: asyncio.Handle | None = None
@@ -117,23 +164,28 @@ class Handshakes:
         elif connection in self._going:
             self._going.pop(connection)[0].cancel()
 
-    def note_authorised(self) -> None:
+    def note_authorised(self, network: str) -> None:
         """A client that has finished its handshake has been authorised: what that took does not count."""
-        self._spend(-self.cost_ns)
+        self._spend(-self.cost_ns, is_known=network in self.known)
+        self.known.pop(network, None)
+        self.known[network] = None
+        if len(self.known) > KNOWN_MAX:
+            del self.known[next(iter(self.known))]
 
-    def _spend(self, spent_ns: int) -> None:
-        self._share.spend(spent_ns)
-        self._overloaded_share.spend(spent_ns)
+    def _spend(self, spent_ns: int, *, is_known: bool) -> None:
+        self._shares[is_known].spend(spent_ns)
+        self._overloaded_shares[is_known].spend(spent_ns)
+
+    def _has_time(self, *, is_known: bool) -> bool:
+        is_left = self._shares[is_known].is_left()
+        return is_left and (not self.is_overloaded() or self._overloaded_shares[is_known].is_left())
 
     def _take(self, connection: Accepted) -> socket.socket:
         """The socket of a connection whose handshake has not begun, which waits no longer."""
         sock, _ = self._raw.pop(connection)
         assert self._loop is not None
         self._loop.remove_reader(sock.fileno())
-        ready = self._ready.get(connection.network, {})
-        ready.pop(connection, None)
-        if not ready:
-            self._ready.pop(connection.network, None)
+        self._ready.discard(connection)
         return sock
 
     def _look(self, connection: Accepted) -> None:
@@ -159,7 +211,7 @@ class Handshakes:
             self._end(connection)
         elif not missing:
             self._loop.remove_reader(sock.fileno())
-            self._ready.setdefault(connection.network, {})[connection] = None
+            self._ready.add(connection)
             self._begin_soon()
 
     def _begin_soon(self) -> None:
@@ -173,21 +225,19 @@ class Handshakes:
         assert self._loop is not None
         if not self._ready:
             return
-        has_time = self._share.is_left() and (not self.is_overloaded() or self._overloaded_share.is_left())
-        if not has_time or not self._has_place():
+        waiting = (each for each in (True, False) if self._ready.has(is_known=each))
+        is_known = next((each for each in waiting if self._has_time(is_known=each)), None)
+        if is_known is None or not self._has_place():
             self._next = self._loop.call_later(AGAIN_S, self._begin)
             return
-        network = next(iter(self._ready))
-        connection = next(reversed(self._ready[network]))
+        connection = self._ready.take(is_known=is_known)
         sock = self._take(connection)
-        if network in self._ready:
-            self._ready[network] = self._ready.pop(network)
         if client_has_left(sock):
             sock.close()
             self._end(connection)
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            self._spend(self.cost_ns)
+            self._spend(self.cost_ns, is_known=is_known)
             going = self._loop.create_task(self._begin_one(sock, connection))
             self._going[connection] = going, self._loop.time()
             going.add_done_callback(lambda _: self._going.pop(connection, None))

@@ -161,7 +161,7 @@ class ServerConnection(asyncio.Protocol):
         """A request of this connection has been authorised."""
         self.is_stranger = False
         self.listener.strangers.discard(self)
-        self.listener.handshakes.note_authorised()
+        self.listener.handshakes.note_authorised(self.network)
 
 
 class Strangers:

@@ -23,6 +23,7 @@ from typing import Final
 
 from sloop.app.limits import ServerLimits
 from sloop.serve.edge.grpc.heads import Heads, TooMuch
+from sloop.serve.edge.handshakes import FairQueue
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
 STRANGER_BYTES: Final = 4 * 1024
@@ -335,8 +336,9 @@ class Relay:
         self.expired: Counter[str] = Counter()
         """Connections closed because their client took too long, by what was awaited."""
         self._names: dict[str, RelayedConnection] = {}
-        self._waiting: list[RelayedConnection] = []
+        self._waiting = FairQueue(self.listener.handshakes.known)
         """Those that have sent something, and are not connected to grpcio's server yet."""
+        self._next: asyncio.Handle | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self.is_behind = False
         """Whether there is more to do than can be done."""
@@ -362,20 +364,21 @@ class Relay:
 
     def open(self, connection: RelayedConnection) -> None:
         """Connect to grpcio's server for a connection that has sent its first bytes, when it is its turn."""
-        self._waiting.append(connection)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._open_some)
+        self._waiting.add(connection)
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._open_some)
 
     def _open_some(self) -> None:
-        """Open the newest of those that wait: the others have mostly given up."""
+        """Open those whose turn it is."""
         loop = asyncio.get_running_loop()
-        for connection in [self._waiting.pop() for _ in range(min(OPENED_AT_ONCE, len(self._waiting)))]:
-            if not connection.is_given_up and connection.transport is not None:
-                opening = loop.create_task(self._open(connection))
-                self._opening.add(opening)
-                opening.add_done_callback(self._opening.discard)
-        if self._waiting:
-            loop.call_later(OPENED_S, self._open_some)
+        for is_known in (True, False) * (OPENED_AT_ONCE // 2):
+            if not self._waiting:
+                break
+            connection = self._waiting.take(is_known=is_known)
+            opening = loop.create_task(self._open(connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+        self._next = loop.call_later(OPENED_S, self._open_some) if self._waiting else None
 
     async def _open(self, connection: RelayedConnection) -> None:
         sock = socket.socket(socket.AF_UNIX)
@@ -396,6 +399,7 @@ class Relay:
     def forget(self, connection: RelayedConnection) -> None:
         """A connection has ended."""
         self._names.pop(connection.name, None)
+        self._waiting.discard(connection)
 
     def _sweep(self) -> None:
         now_s = time.monotonic()
