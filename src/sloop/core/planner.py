@@ -232,23 +232,25 @@ class Planner:
         """Let limited applications plan once more with the cores that the plans leave: a policy that plans in whole
         units cannot use all of its part. The one that uses the smallest fraction of its part is first."""
         present = {application.key: application.plan for application in given.due}
-
         used = {key: cores_by_hardware(plans.get(key) or plan) for key, plan in present.items()}
+        totals = {hardware: _cores_of(given, hardware) for _, hardware in self.limits}
+
+        def unused() -> dict[str, float]:
+            return {kind: cores - sum(own.get(kind, 0.0) for own in used.values()) for kind, cores in totals.items()}
 
         def fraction(key: str) -> float:
             own = used[key]
             return math.fsum(own.get(hardware, 0.0) for hardware in short[key]) / math.fsum(short[key].values())
 
+        left = unused()
         for key in sorted((key for key in short if any(short[key].values())), key=fraction):
-            left = dict.fromkeys(short[key], 0.0)
-            for hardware in left:
-                left[hardware] = _cores_of(given, hardware) - sum(own.get(hardware, 0.0) for own in used.values())
-            more = {hardware: _whole(used[key].get(hardware, 0.0) + max(0.0, left[hardware])) for hardware in left}
+            more = {kind: _whole(used[key].get(kind, 0.0) + max(0.0, left[kind])) for kind in short[key]}
             if any(more[hardware] > limit * (1 + WORTHWHILE) for hardware, limit in short[key].items()):
                 plan, memory = self._plan_within(given.now_ns, key, views[key], more)
                 if math.fsum(cores_by_hardware(plan).values()) > math.fsum(used[key].values()):
                     plans[key], memories[key], used[key] = plan, memory, cores_by_hardware(plan)
                     self.limits |= {(key, hardware): cores for hardware, cores in more.items()}
+                    left = unused()
         for key, hardware in self.limits:  # a plan that is kept may use what the others left it before
             self.limits[key, hardware] = max(self.limits[key, hardware], used[key].get(hardware, 0.0))
 
