@@ -46,7 +46,7 @@ TOKEN = b"0123456789abcdef0123456789abcdef"
 HOST = "127.0.0.1"
 HOLDER = 3
 GREETING_BYTES = len(MAGIC) + NONCE_BYTES
-ALIVE = pack_head(FrameKind.ALIVE, 0, 0, 0)
+ALIVE = pack_head(FrameKind.RECORDS, 0, 0, 0)
 
 Scene = Callable[[], Awaitable[None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -288,7 +288,7 @@ def test_nothing_is_parsed_before_the_proof(play: Callable[[Scene], None], monke
             assert await is_closed(stranger)
             assert not parsed
             member = await here.visit()
-            await proved(member, more=pack_head(FrameKind.RECORDS, 1, 0, 0) * 2)
+            await proved(member, more=pack_head(FrameKind.BLOCK, 1, 0, 0) * 2)
             await until(lambda: len(here.frames) == 2)
             assert parsed, "what came with the proof is parsed after it"
             member[1].close()
@@ -771,7 +771,7 @@ def test_blocks_that_nobody_reads_take_no_memory(
             for number in range(1, times + 1):  # and all of them come to one who reads
                 while True:
                     _, _, kind, length, subject, _ = HEADER.unpack(await reader.readexactly(HEADER.size))
-                    if kind != FrameKind.ALIVE:
+                    if kind != FrameKind.RECORDS:
                         break
                 assert (subject, length) == (number, size)
                 assert await reader.readexactly(size) == blocks.memory[0]
@@ -795,7 +795,7 @@ def test_who_asks_for_too_much_or_nonsense_is_dropped(
                 (Purpose.BLOCKS, (pack_head(FrameKind.BLOCK, 1, 0, len(request)) + request) * 100),
                 (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 3) + b"abc"),
                 (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 1 << 20)),
-                (Purpose.BLOCKS, pack_head(FrameKind.RECORDS, 1, 0, 0)),
+                (Purpose.BLOCKS, pack_head(FrameKind.PASS, 1, 0, 0)),
                 (Purpose.BLOCKS, os.urandom(HEADER.size)),
                 (Purpose.AGENT, b""),
             ):

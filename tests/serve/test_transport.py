@@ -101,7 +101,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
         link.send(FrameKind.PLAN, 1, 0, rows)
-        link.send(FrameKind.ALIVE)
+        link.send(FrameKind.LARGE)
         assert link.is_congested
         channel = ProcessChannel(theirs)
 
@@ -111,7 +111,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
             assert follows is not None
             return frame.subject, bytes(frame.payload), follows.kind
 
-        assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.ALIVE)
+        assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.LARGE)
         assert not link.is_congested
 
     play(scene)
@@ -173,7 +173,7 @@ def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> No
         theirs.close()
         link.send(FrameKind.PLAN, 1, 0, [b"x"])
         await until(lambda: bool(ends))
-        link.send(FrameKind.ALIVE)
+        link.send(FrameKind.LARGE)
         assert len(ends) == 1
 
     play(scene)

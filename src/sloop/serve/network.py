@@ -359,7 +359,7 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._on_open(self)
 
     def _on_any_frame(self, frame: Frame) -> None:
-        if frame.kind is not FrameKind.ALIVE:
+        if frame.payload or frame.kind is not FrameKind.RECORDS:
             self._on_frame(frame)
 
     def _keep_alive(self) -> None:
@@ -376,7 +376,7 @@ class NetworkLink(asyncio.BufferedProtocol):
             self._end(f"it has taken nothing for {STALLED_S_MAX:g} s")
             return
         if not self._owed:
-            self.send(FrameKind.ALIVE)
+            self.send(FrameKind.RECORDS)
         self._timer = self._loop.call_later(BEAT_S, self._keep_alive)
 
     def _end(self, why: str) -> None:

@@ -22,6 +22,7 @@ from sloop.serve.control.checks import (
     warnings_of,
 )
 from sloop.serve.control.memory import rejoined
+from sloop.serve.control.orders import Failed
 from sloop.serve.control.servables import Models, models_of, runs_alone
 from sloop.serve.control.versions import rows_of, served_version, threads_of, version_of
 from sloop.serve.driver import ServedVersion
@@ -94,13 +95,6 @@ class AcceptedSystem(Struct, frozen=True, tag="accepted_system"):
     threads: int
 
 
-class RefusedVersion(Struct, frozen=True, tag="refused"):
-    """A version that cannot be served: the fields of a `SloopError`."""
-
-    what: str
-    help: str
-
-
 def check_version(order: CheckOrder) -> AcceptedVersion:
     """The version if it can be served. SloopError if it cannot."""
     deployment = msgspec.convert(order.deployment, Deployment, strict=False)
@@ -160,11 +154,11 @@ async def _answered(order: CheckOrder | SystemOrder, what: str) -> AcceptedVersi
         why = f"{what}: the check has taken more than {CHECK_S_MAX:g} s"
         raise InputError(why, help="a model may wait for something when it is opened") from error
     try:
-        found = msgspec.json.decode(answer, type=AcceptedVersion | AcceptedSystem | RefusedVersion)
+        found = msgspec.json.decode(answer, type=AcceptedVersion | AcceptedSystem | Failed)
     except msgspec.DecodeError as error:
         why = f"{what}: the process that checked it ended with exit status {status}"
         raise MachineError(why, help="see the server's messages; it may have run out of memory") from error
-    if isinstance(found, RefusedVersion):
+    if isinstance(found, Failed):
         raise InputError(found.what, help=found.help)
     return found
 
@@ -176,10 +170,10 @@ def main(arguments: Sequence[str]) -> None:
     with own_stdout() as out:
         try:
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder | SystemOrder)
-            found: AcceptedVersion | AcceptedSystem | RefusedVersion
+            found: AcceptedVersion | AcceptedSystem | Failed
             found = check_version(order) if isinstance(order, CheckOrder) else check_system(order)
         except SloopError as error:
-            found = RefusedVersion(str(error.args[0]), error.help)
+            found = Failed(str(error.args[0]), error.help)
         out.write(msgspec.json.encode(found))
 
 

@@ -119,7 +119,8 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The order was refused; everything serves as before."""
+    """The order was refused, and everything serves as before; or a check that it needs has failed: the fields of a
+    `SloopError`."""
 
     what: str
     help: str
