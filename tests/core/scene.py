@@ -57,6 +57,7 @@ class Belief:
     times: float = 1.0
     correction: float = 1.0
     prior_weight: float = 1.0
+    mean_ratio: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
     missed: int = 0
     shapes: dict[Shape, "Belief"] = field(default_factory=dict)

@@ -129,7 +129,8 @@ def test_a_log_that_goes_or_is_damaged_leaves_the_page_and_comes_back(tmp_path: 
             told(port, has_trouble("cannot be read"))
         whole = shutil.copy(log, tmp_path / "whole")
         Path(whole).rename(segment_path(folder, RUN, 1))  # at once, as nobody reads half of a log
-        told(port, lambda event: not event["health"]["trouble"] and event["kind"] == "whole" and event["picture"])
+        told(port, lambda event: not event["health"]["trouble"])
+        told(port, lambda event: event["kind"] == "whole" and event["picture"]["applications"])
 
 
 def test_requests_that_are_tried_do_not_make_the_server_look_dead(recorded: Path) -> None:

@@ -120,6 +120,19 @@ def test_the_profile_counts_less_with_each_lesson() -> None:
     assert (fixed.correction, fixed.prior_weight) == (1.1, 0.25)
 
 
+def test_means_are_learnt_beside_the_99th_percentile() -> None:
+    estimate = Estimate(RESNET_T, margin=1.1)
+    for _ in range(20 * EVERY):
+        for slower in (0.6, 1.2):
+            _observe(estimate, slower, 1)
+    assert estimate.mean_ratio == pytest.approx(0.9 / (estimate.correction * 1.1), rel=0.01)
+    fixed = Estimate(RESNET_T, correct=False)
+    _observe(fixed, 0.6, 10 * EVERY)
+    assert fixed.mean_ratio == 1.0
+    fixed.apply(1.0, 1.0, mean_ratio=0.75)
+    assert fixed.mean_ratio == 0.75
+
+
 def test_margin_does_not_enter_the_correction() -> None:
     estimate = Estimate(RESNET_T, margin=1.2)
     _observe(estimate, 1.0, 10 * EVERY)

@@ -32,6 +32,10 @@ def test_a_model_with_its_mask_is_padded_and_outputs_are_cut_where_they_follow(t
 
 SUMS = """g (float[N, L] x, float[N, L] z) => (float[N] y) <int64[1] axes = {1}> {
     a = ReduceSum<keepdims = 0>(x, axes)  b = ReduceSum<keepdims = 0>(z, axes)  y = Add(a, b) }"""
+WIDTHS = """g (float[N, L, M] x, float[N, L, M] z) => (float[N] y) <int64[1] last = {2}, int64[1] axes = {1}> {
+    a = ReduceSum<keepdims = 0>(x, last)  b = ReduceSum<keepdims = 0>(z, last)
+    c = Mul(a, b)  y = ReduceSum<keepdims = 0>(c, axes) }"""
+"""Lengths must be equal, widths need not."""
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,7 @@ SUMS = """g (float[N, L] x, float[N, L] z) => (float[N] y) <int64[1] axes = {1}>
     [
         (MASKED, {"ids": 0, "mask": 0}, ((("ids", 1), ("mask", 1)),)),
         (SUMS, {"x": 0, "z": 0}, ()),
+        (WIDTHS, {"x": 0, "z": 0}, ((("x", 1), ("z", 1)),)),
     ],
 )
 def test_lengths_of_one_name_are_equal_if_the_model_fails_on_others(
@@ -118,11 +123,13 @@ class Model:
 
 
 @pytest.mark.parametrize(("pad", "padding"), [((), None), ((("ids", 0), ("mask", 0)), Padding((0, 0), ()))])
+@pytest.mark.parametrize("run", ["(ids * mask).sum(axis=1)", "ids.sum(axis=1) + mask.sum(axis=1)"])
 def test_dimensions_of_a_python_model_with_one_name_are_equally_long(
-    tmp_path: Path, pad: tuple[tuple[str, int], ...], padding: Padding | None
+    tmp_path: Path, run: str, pad: tuple[tuple[str, int], ...], padding: Padding | None
 ) -> None:
+    """Also if the model would take others."""
     path = tmp_path / "m.py"
-    path.write_text(NAMED)
+    path.write_text(NAMED.replace("(ids * mask).sum(axis=1)", run))
     found = examine(path, declared=Declared(pad=pad, joins_rows=True))
     assert (found.padding, found.signature.equal) == (padding, ((("ids", 1), ("mask", 1)),))
 

@@ -154,7 +154,7 @@ def readable(given: PlanInput) -> object:
                 *(stage.name, stage.slo_ns, stage.after, stage.replicas, stage.queue, stage.running),
                 *(stage.buckets, stage.bucket_ns, stage.visits, stage.starts_ns),
                 {
-                    key: (belief.batch_max, belief.correction, belief.prior_weight, belief.costs_ns(belief.slot(1.0)))
+                    key: (belief.correction, belief.prior_weight, belief.mean_ratio, belief.costs_ns(belief.slot(1.0)))
                     for key, belief in stage.beliefs.items()
                 },
             )

@@ -230,7 +230,6 @@ class ApplicationState:
         """Close the monitoring buckets that have ended, and recompute the estimates."""
         for stage in self.all_stages:
             stage.monitor.roll(now_ns)
-            stage.learn_ratio(1, 1)  # what no batch confirms is forgotten
             stage.refresh()
         if self.open_requests is not None:
             self.ingress.roll(now_ns)

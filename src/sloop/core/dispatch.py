@@ -25,7 +25,7 @@ from sloop.core.batching import OfferedDevice, fitting
 from sloop.core.lanes import DueLanes, Lane, LaneKey, MixedQueue
 from sloop.core.protocols import BatchDecision, Policies, choosing, deciding
 from sloop.core.queue import Queue, group_size, rows_of
-from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, ServiceRate, SlowedCosts, cost_of
+from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, ServiceRate, SlowedCosts
 from sloop.core.replica import Replica, RunningBatch
 from sloop.core.stage import QUIET_NS, StageState
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
@@ -591,7 +591,6 @@ class DataPath:
         if stage.is_disturbed:
             stage.recover()
         if not event.faults:
-            stage.learn_ratio(taken_ns, cost_of(batch.rate.costs_ns, batch.rows))
             batch.rate.belief.observe(batch.rows, batch.rate.slot, taken_ns, event.padded_to(batch.rows))
         if event.sizes:
             self._note_sizes(stage, event, batch)

@@ -162,11 +162,11 @@ class StageBacklog(NamedTuple):
     taken_ns: LeastTimes
     """The durations of a batch as large as those that run now, and of a full one."""
     mean_ratio: float
-    """The mean of how long its latest batches took, divided by what was believed."""
+    """The mean duration of its batches divided by the believed one (`Belief.mean_ratio`)."""
 
     def served_ns(self, rows: int) -> int:
         """The time in which `rows` are served. Beliefs are 99th percentiles of batches: all of them may take so long if
-        one does, but n of them exceed their mean by √n times as much as one, not by n times."""
+        one does, but n batches together exceed their mean by √n times as much as one, not by n times as much."""
         believed_ns = rows * self.row_ns
         more_ns = min(believed_ns, math.sqrt(believed_ns * self.taken_ns[1]))
         return round(self.mean_ratio * believed_ns + max(0.0, 1 - self.mean_ratio) * more_ns)

@@ -486,6 +486,12 @@ class ReplicaPool:
         alone_ns = min((cost_of(rate.costs_ns, rows) for rate in rates if rate.batch_max), default=0)
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 
+    @property
+    def mean_ratio(self) -> float:
+        """The mean duration of batches divided by the believed one, of all ready replicas (`Belief.mean_ratio`)."""
+        ready = sum([rate.ready for rate in self._rates.values()])
+        return sum([rate.ready * rate.belief.mean_ratio for rate in self._rates.values()]) / ready if ready else 1.0
+
     def rate_rps(self, spec: ReplicaSpec) -> float:
         """Believed capacity of a replica that is alone on its device, in the largest batches that the plan allows:
         rows per second. Where the replicas of a plan will be neighbours is not known yet."""

@@ -61,10 +61,6 @@ QUEUE_PART = 0.7
 of P99s for the models we measured."""
 
 
-RATIO_WEIGHT = 1 / 32
-"""Weight of the newest batch in a stage's `mean_ratio`. One that stalls must not stop all before a stage for long."""
-
-
 @dataclass(slots=True, eq=False)
 class RestartBackoff:
     """When a lost worker of a stage may be replaced. The delay grows while nothing shows between the losses that the
@@ -182,8 +178,6 @@ class StageState:
         self.shadow_backoff = RestartBackoff(forgets=True)
         """The same for shadows. Batches do not reset it either: the replica finishes them alone."""
         self.times = TimeEstimates()
-        self.mean_ratio = 1.0
-        """The mean of how long its latest batches took, divided by what was believed: beliefs are 99th percentiles."""
 
     def follow(self, target: StagePlan) -> None:
         """Adopt a new plan."""
@@ -234,11 +228,7 @@ class StageState:
         batches, running = len(self.pool.running), self.monitor.running
         rows = max(1, round(running / batches)) if batches else 1
         alone_ns, taken_ns = self.pool.least_ns()[0], self.pool.least_ns(rows=rows)
-        return StageBacklog(waiting, running, self.times.row_ns, alone_ns, taken_ns, self.mean_ratio)
-
-    def learn_ratio(self, taken_ns: int, believed_ns: int) -> None:
-        """A batch has finished that took `taken_ns` on a device of its own."""
-        self.mean_ratio += RATIO_WEIGHT * (min(STALL_FACTOR, taken_ns / believed_ns) - self.mean_ratio)
+        return StageBacklog(waiting, running, self.times.row_ns, alone_ns, taken_ns, self.pool.mean_ratio)
 
     def ran_lately(self, now_ns: int, size: int) -> bool:
         """Whether rows of this class of sizes have run lately, so that what they take is known."""

@@ -97,6 +97,11 @@ class Belief(Protocol):
         ...
 
     @property
+    def mean_ratio(self) -> float:
+        """The mean duration of batches divided by the believed one, which is a 99th percentile; 1 if unknown."""
+        ...
+
+    @property
     def prior_weight(self) -> float:
         """How much of `correction` is not taught but the 1 of the profile: 1 before the first lesson, then down to
         0."""

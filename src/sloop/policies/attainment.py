@@ -1,8 +1,8 @@
 """What a plan attains: the fraction of the expected requests that it is predicted to answer within their deadlines.
 
-It is computed from what the scaling policy saw (forecast, beliefs, deadlines), for a data path that drops what would be
-late, as that of most systems does. A data path that does not drop lets an overloaded stage answer everything late: then
-less is attained than predicted.
+It is computed from what the scaling policy saw (forecast, beliefs and how far means are from them, deadlines), for a
+data path that drops what would be late, as that of most systems does. A data path that does not drop lets an overloaded
+stage answer everything late: then less is attained than predicted.
 """
 
 import math
@@ -84,8 +84,9 @@ def _service(target: StagePlan, stage: StageView, rate_rps: float) -> StageServi
     return best
 
 
-def _costs_ns(spec: ReplicaSpec, stage: StageView) -> Sequence[int]:
-    """The duration of a batch in ns, by its rows, on the replica's own cores alone: others may need those that it
+def _costs_ns(spec: ReplicaSpec, stage: StageView) -> Sequence[float]:
+    """The mean duration of a batch in ns, by its rows, on the replica's own cores alone: others may need those that it
     shares."""
     slot = spec.slot if spec.slot.is_capped else structs.replace(spec.slot, is_capped=True)
-    return stage.beliefs[spec.variant, slot.hardware].of(spec.shape).costs_ns(slot)
+    belief = stage.beliefs[spec.variant, slot.hardware]
+    return [belief.mean_ratio * cost_ns for cost_ns in belief.of(spec.shape).costs_ns(slot)]

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Divide
 from sloop.core.views import Claimant, CoreDemand, CoreShare
-from sloop.options import NonNegativeFloat, Range
+from sloop.options import Range
 from sloop.policies.attainment import attained, services_of
 from sloop.text import counted, number
 from sloop.units import ROUNDING
@@ -122,7 +122,7 @@ class Worth(Divide):
     """0: as many requests in time as possible, whoever sends them, and weights multiply rates. The larger it is, the
     less the fractions in time differ. Where all are short, one whose requests take k times as long has a fraction that
     is smaller by the factor k^(1/fairness): 1.15 for k = 10."""
-    steady: NonNegativeFloat = 0.1
+    steady: Annotated[float, Range(least=0, most=1)] = 0.1
     """By which fraction rates may change, where all are short, before cores move: the cores that an application already
     has count for so much more."""
     idle: Literal["leave", "use"] = "leave"

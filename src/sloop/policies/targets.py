@@ -7,6 +7,7 @@ Unlike a solver, each reads a view.
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import truediv
 from typing import Final, TypeVar
 
 import numpy as np
@@ -176,8 +177,11 @@ def largest_batch(stage: StageView, belief: Belief, cores: float, batch_max: int
         return min(batch_max, belief.batch_max)
     costs_ns = belief.costs_ns(belief.slot(cores))
     most = max(1, bisect_right(costs_ns, stage.slo_ns // 2, 1) - 1)
-    best = max(size / costs_ns[size] for size in range(1, most + 1))
-    return next(size for size in range(most, 0, -1) if size / costs_ns[size] >= AS_FAST * best)
+    rates = list(map(truediv, range(1, most + 1), costs_ns[1 : most + 1]))
+    least, size = AS_FAST * max(rates), most
+    while rates[size - 1] < least:
+        size -= 1
+    return size
 
 
 def table_ms(belief: Belief, cores_max: int, batch_max: int) -> Floats:

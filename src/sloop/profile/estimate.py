@@ -14,6 +14,7 @@ not is only the start: `sloop.profile.size_law` says how finished batches teach 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from operator import mul
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
@@ -84,6 +85,7 @@ class Estimate:
         "classes",
         "hardware",
         "margin",
+        "mean_ratio",
         "profile",
         "size_lessons",
         "variant",
@@ -108,6 +110,8 @@ class Estimate:
         self.classes = classes
         """The classes of sizes of its rows."""
         self.margin = margin
+        self.mean_ratio = 1.0
+        """The mean duration of batches divided by the estimate, which is of their P99; 1 until there were `EVERY`."""
         self._correct = correct
         self._clip = CORRECTION_MIN, CORRECTION_MAX
         """The bounds of the correction."""
@@ -255,8 +259,12 @@ class Estimate:
         lessons = self.size_lessons.classes
         return sum(each.share * each.prior_weight for each in lessons) if lessons else self._prior_weight
 
-    def apply(self, correction: float, prior_weight: float, sizes: SizeLessons = NO_LESSONS) -> None:
-        """Use a correction, and lessons about sizes, that another estimate of the same variant has learnt."""
+    def apply(
+        self, correction: float, prior_weight: float, sizes: SizeLessons = NO_LESSONS, mean_ratio: float = 1.0
+    ) -> None:
+        """Use what another estimate of the same variant has learnt: a correction, lessons about sizes, and how far
+        means are from the estimate."""
+        self.mean_ratio = mean_ratio
         if sizes.classes:
             if sizes != self.size_lessons:
                 self._adopt(sizes)
@@ -348,7 +356,8 @@ class Estimate:
                 self._learn()
 
     def _learn(self) -> None:
-        """Add a full block to the moving average, and let policies see the result if it changed enough."""
+        """Add a full block to the moving averages, and let policies see the result if it changed enough."""
+        self._learn_mean(fmean(self._block) / (self._applied * self.margin))
         self._highest = [*self._highest, sorted(self._block)[-HIGHEST:]][-BLOCKS:]
         self._block.clear()
         above = EVERY * len(self._highest) // 100
@@ -359,6 +368,10 @@ class Estimate:
         self._prior_weight = kept if kept >= PRIOR_WEIGHT_MIN else 0.0
         if abs(self._average - self._applied) > NOTICED:
             self._notice()
+
+    def _learn_mean(self, ratio: float) -> None:
+        """The batches of a block took so many times the estimate on average. The first block says more than nothing."""
+        self.mean_ratio += (WEIGHT if self.mean_ratio != 1.0 else 1.0) * (ratio - self.mean_ratio)
 
     def _notice(self) -> None:
         """Let policies see the correction."""
@@ -630,6 +643,9 @@ class SizeEstimate(Estimate):
         longer = self.expected_ns(lessons, cores)[-1] / self._base(cores)[-1]
         self._divide(longer)
         return longer
+
+    def _learn_mean(self, ratio: float) -> None:
+        self._whole._learn_mean(ratio)
 
     def _notice(self) -> None:
         """`observe` lets policies see all classes together."""

@@ -331,7 +331,8 @@ def _examined(
     padding, equal = None, open_dimensions(session, signature) if is_python(path) else ()
     if declared.pad and not obstacle and fault is None:
         samples = read_sample(Path(declared.sample), signature) if declared.sample else None
-        padding, equal = padding_of(session, path, shapes, dict(declared.pad), samples)
+        padding, found_equal = padding_of(session, path, shapes, dict(declared.pad), samples)
+        equal = (*equal, *(each for each in found_equal if each not in equal))
     signature = structs.replace(signature, equal=equal_lengths(equal, signature))
     notes, has_run_on_one = prepared.notes, len(things) > 1 and not note and fault is None
     if declared.pad and obstacle:

@@ -97,7 +97,7 @@ PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
 with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
 to serve 1.8 times as many requests as it can."""
 SIZES_S: Final = 9.0
-"""Seconds for all cells of the sizes of rows beside the typical one."""
+"""Seconds of a pass for all cells of the sizes of rows beside the typical one."""
 SIZE_BATCHES: Final = 3
 """How many batch sizes are measured of each: a batch of one, the largest, and one between. What they take grows with
 the rows as that of typical rows does."""

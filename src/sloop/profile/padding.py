@@ -122,7 +122,11 @@ class _Trial:
                 self._fail(f"makes it fail: {failure_of(error).detail}")
             if found is None:
                 found = self._followed(alone, padded, lengths, longer)
-                self.equal = tuple(each for each in self._dimensions if self._must_be_equal(each, feed, filled))
+                self.equal = tuple(
+                    each
+                    for place, each in enumerate(self._dimensions)
+                    if self._must_be_equal(each, feed, [*lengths[:place], longer[place], *lengths[place + 1 :]])
+                )
             shapes = [feed[port.name].shape for port in self._ports]
             self._compare(alone, padded, Padding((), found).kept(shapes, [each.ndim for each in alone]))
         if found is None:
@@ -158,9 +162,11 @@ class _Trial:
             for row in range(min(rows, EXAMPLES)):
                 yield {port.name: given[port.name][row : row + 1] for port in self._ports}
 
-    def _must_be_equal(self, dimension: OpenDimension, feed: Feed, filled: Feed) -> bool:
-        """Whether the model fails if the inputs that have a dimension differ there. Its name alone does not say so:
-        exports may call the lengths of a text and of its translation alike."""
+    def _must_be_equal(self, dimension: OpenDimension, feed: Feed, longer: Sequence[int]) -> bool:
+        """Whether the model fails if the inputs that have a dimension differ there; `longer` are the lengths of a row
+        that is longer in it alone. Its name does not say so: exports may call the lengths of a text and of its
+        translation alike."""
+        filled = self._filled(feed, longer)
         for name, _ in dimension.ports[1:]:
             try:
                 self._session.run({**feed, name: filled[name]})

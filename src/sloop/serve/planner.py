@@ -78,9 +78,9 @@ class BucketChanges(Struct, array_like=True):
     """Whether `new` are all of them."""
 
 
-Correction = tuple[float, float, SizeLessons]
-"""What an estimate has learnt: its factor, how much the profile alone still counts in it, and the lessons about
-sizes."""
+Correction = tuple[float, float, SizeLessons, float]
+"""What an estimate has learnt: its factor, how much the profile alone still counts in it, the lessons about sizes, and
+the ratio of means to the estimate."""
 
 
 class SentStage(Struct, array_like=True):
@@ -175,7 +175,9 @@ class PlanSender:
 
 
 def _sent_stage(sent: _SentBuckets, at: int, stage: StageView) -> SentStage:
-    corrections = [(each.correction, each.prior_weight, each.size_lessons) for each in stage.beliefs.values()]
+    corrections = [
+        (each.correction, each.prior_weight, each.size_lessons, each.mean_ratio) for each in stage.beliefs.values()
+    ]
     series = _series(sent, at, stage.buckets)
     starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
     return SentStage(stage.running, stage.visits, stage.queue, series, stage.replicas, corrections, starts)

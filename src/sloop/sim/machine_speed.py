@@ -6,7 +6,8 @@ it is known, because a simulation adds it again. A log of some seconds under loa
 `--speed` takes the result.
 
 Only batches that begin when the one before ends count, if there are enough: a processor that has slept is slower for
-some milliseconds (a quarter on the machines where this was seen), but where batches follow pauses nothing is late.
+some milliseconds (a quarter on the machines where this was seen), but where there are pauses, requests are in time
+anyway.
 
 The speed has an error, since durations vary, and since a machine is slow for seconds at a time. Durations that follow
 each other are therefore not independent, but those of long parts of the log nearly are (the method of batch means; Law

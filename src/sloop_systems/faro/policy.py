@@ -257,10 +257,13 @@ class JointUtility(Divide):
 
 
 def first_come(total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:
-    """What each has of what it wants, and then more in their order."""
+    """What each has of what it wants, in proportion less if there are fewer than before; then more in their order."""
     present = [cores_by_hardware(each.view.plan).get(each.hardware, 0.0) for each in claimants]
     found = [min(each.cores, own) for each, own in zip(claimants, present, strict=True)]
-    left = total - math.fsum(found)
+    used = math.fsum(found)
+    if used > total:
+        found = [each * total / used for each in found]
+    left = total - used
     for place, each in enumerate(claimants):
         more = min(each.cores - found[place], max(0.0, left))
         found[place] += more

@@ -1448,6 +1448,17 @@ def test_networks_take_turns_and_each_begins_with_its_newest_connection() -> Non
     assert not waiting
 
 
+def test_connections_that_wait_are_of_a_known_network_as_soon_as_it_is() -> None:
+    known = set[str]()
+    waiting = handshakes.FairQueue(known)
+    for name in ("a1", "b1", "b2"):
+        waiting.add(Mock(network=name[0], label=name))
+    known.add("b")
+    waiting.know("b")
+    waiting.add(Mock(network="b", label="b3"))
+    assert [waiting.take(is_known=is_known).label for is_known in (True, True, False, True)] == ["b3", "b2", "a1", "b1"]
+
+
 def test_as_many_networks_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "KNOWN_MAX", 2)
     shakes = handshakes.Handshakes(lambda *_: asyncio.sleep(0), lambda _: None, cost_ns=1000)

@@ -110,6 +110,7 @@ def test_first_come_first_served() -> None:
     wants = [claim(view, cores) for view, cores in zip(has, (3.0, 4.0, 4.0), strict=True)]
     assert [share.cores for share in FirstCome().cores(s(10), 8.0, wants)] == [3.0, 4.0, 1.0]
     assert [share.cores for share in JointUtility().cores(s(10), 8.0, wants)] == [3.0, 4.0, 1.0], "between forecasts"
+    assert [share.cores for share in FirstCome().cores(s(10), 3.0, wants)] == [1.5, 1.0, 0.5], "half of the cores"
 
 
 def test_utility_divides_at_a_forecast() -> None:

@@ -99,6 +99,11 @@ class FairQueue:
         """One more waits."""
         self._waiting[connection.network in self._known].setdefault(connection.network, {})[connection] = None
 
+    def know(self, network: str) -> None:
+        """The network is known from now on: so are its connections that wait."""
+        for connection in self._waiting[False].pop(network, ()):
+            self._waiting[True].setdefault(network, {})[connection] = None
+
     def discard(self, connection: "Accepted") -> None:
         """It does not wait, or no longer."""
         for waiting in self._waiting:
@@ -166,7 +171,10 @@ class Handshakes:
 
     def note_authorised(self, network: str) -> None:
         """A client that has finished its handshake has been authorised: what that took does not count."""
-        self._spend(-self.cost_ns, is_known=network in self.known)
+        is_known = network in self.known
+        self._spend(-self.cost_ns, is_known=is_known)
+        if not is_known:
+            self._ready.know(network)
         self.known.pop(network, None)
         self.known[network] = None
         if len(self.known) > KNOWN_MAX:
