@@ -213,8 +213,8 @@ def made_up(
     for work in works:
         lengths = iter(work.shape)
         filled = [
-            (one, shape_of(one, model.open_places, work, lengths))
-            for one, model in zip(ports, metadata.inputs, strict=True)
+            (one, shape_of(one, declared.open_places, work, lengths))
+            for one, declared in zip(ports, metadata.inputs, strict=True)
         ]
         for _ in range(variants_of(works)):
             yield [_tensor(one, shape, rng, where) for one, shape in filled]

@@ -370,7 +370,8 @@ class Estimate:
             self._notice()
 
     def _learn_mean(self, ratio: float) -> None:
-        """The batches of a block took so many times the estimate on average. The first block says more than nothing."""
+        """The batches of a block took so many times the estimate on average. The first block takes the place of the 1,
+        which stands for nothing known."""
         self.mean_ratio += (WEIGHT if self.mean_ratio != 1.0 else 1.0) * (ratio - self.mean_ratio)
 
     def _notice(self) -> None:

@@ -328,7 +328,8 @@ def _examined(
     things = _counted_things(session) if obstacle and declared.joins_rows is None and declared.batch else []
     if len(things) > 1 or not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
-    padding, equal = None, open_dimensions(session, signature) if is_python(path) else ()
+    padding = None
+    equal = open_dimensions(session, signature) if is_python(path) else ()
     if declared.pad and not obstacle and fault is None:
         samples = read_sample(Path(declared.sample), signature) if declared.sample else None
         padding, found_equal = padding_of(session, path, shapes, dict(declared.pad), samples)

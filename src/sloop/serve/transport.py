@@ -57,8 +57,8 @@ class FrameKind(IntEnum):
     saved."""
     RECORDS = 18
     """From and to a worker, an edge, an agent, or the process that speaks with Ray: the payload is a list of records,
-    those of one turn of the event loop. An edge says with an empty one that it lives, and so does either end of a link
-    between machines, whatever that carries, with no payload."""
+    those of one turn of the event loop. An edge says with an empty list that it lives; either end of a link between
+    machines says so without a payload, also on a link that carries no records."""
     BLOCK = 21
     """To an agent: send the block whose address is the payload; `subject` is the number of this request. From it: that
     block; if `value` is negative, the payload says why there is none."""

@@ -1343,6 +1343,16 @@ class Shaken:
         raise AssertionError
 
 
+def handshakes_noted_in(order: list[str]) -> handshakes.Handshakes:
+    """Handshakes that are over at once, and take 1 µs; `order` gets the names of their clients."""
+
+    async def begin(sock: socket.socket, client: Shaken) -> None:
+        order.append(client.name)
+        sock.close()
+
+    return handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+
+
 async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not holds():  # noqa: ASYNC110
@@ -1352,16 +1362,12 @@ async def eventually(holds: Callable[[], bool]) -> None:
 def test_handshakes_of_strangers_get_their_share_of_the_time(
     thread: LoopThread, hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, order = Clock(), []
+    clock, order = Clock(), list[str]()
     monkeypatch.setattr(handshakes, "time", clock)
     monkeypatch.setattr(handshakes, "HANDSHAKES_AT_ONCE", 3)
 
     async def scenario() -> None:
-        async def begin(sock: socket.socket, client: Shaken) -> None:
-            order.append(client.name)
-            sock.close()
-
-        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        shakes = handshakes_noted_in(order)
         with ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             for number in range(6):
@@ -1387,15 +1393,11 @@ def test_handshakes_of_strangers_get_their_share_of_the_time(
 def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
     thread: LoopThread, hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, order = Clock(), []
+    clock, order = Clock(), list[str]()
     monkeypatch.setattr(handshakes, "time", clock)
 
     async def scenario() -> None:
-        async def begin(sock: socket.socket, client: Shaken) -> None:
-            order.append(client.name)
-            sock.close()
-
-        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        shakes = handshakes_noted_in(order)
         shakes.is_overloaded = lambda: True
         with ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -1421,11 +1423,7 @@ def test_strangers_cannot_use_up_the_time_of_networks_from_which_a_client_was_au
     monkeypatch.setattr(handshakes, "HANDSHAKES_AT_ONCE", 2)
 
     async def scenario() -> None:
-        async def begin(sock: socket.socket, client: Shaken) -> None:
-            order.append(client.name)
-            sock.close()
-
-        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        shakes = handshakes_noted_in(order)
         shakes.note_authorised("b")
         with ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -140,7 +140,8 @@ class InputValidator:
         if not fits:
             least = ", where -1 means any number from 1 up" if -1 in wanted else ""
             if -1 in wanted[port.has_rows :]:
-                least = ", where -1 means any number from 0 up" + (", from 1 up if it is the first" * port.has_rows)
+                least = ", where -1 means any number from 0 up"
+                least += ", from 1 up if it is the first" if port.has_rows else ""
             what = f"{quoted(list(shape))} for input {name!r}"
             raise bad("shape", what, f"this input's shape is {list(wanted)}{least}")
         size, most = prod([shape[place] for place in port.open_places]), self.signature.size_max
