@@ -40,7 +40,6 @@ from sloop.api import (
 from sloop.api.policies import Belief, ClusterView, Scale, StageView, targets
 from sloop.api.solvers import fill_ms, patience_ns, replicas_needed
 from sloop_systems.ipa import label_setting
-from sloop_systems.ipa import milp as ipa_milp
 from sloop_systems.ipa.label_setting import LabelSettingResult
 from sloop_systems.ipa.solver import (
     Candidate,
@@ -138,8 +137,6 @@ class Ipa(Scale):
     one."""
     hysteresis: PositiveInt = 1
     """How many decisions in a row must prefer other variants before they start."""
-    solver: Literal["labels", "milp"] = "labels"
-    """Label setting, or an integer program by HiGHS."""
     initial_rps: NonNegativeFloat = 0.0
     stages: Mapping[str, IpaStageTerms] = field(default_factory=dict)
     """Overrides for single stages: `variant`, `cores` by variant, `threshold_rps`, `slo_ms` and `replicas`."""
@@ -190,15 +187,10 @@ class Ipa(Scale):
         )
         return IpaProblem(view, variants, stages, goal, rate)
 
-    def _solved(self, stages: Sequence[IpaStage], goal: IpaGoal) -> LabelSettingResult:
-        found = ipa_milp.solve(stages, goal) if self.solver == "milp" else None
-        # HiGHS also finds no solution when it reaches its node limit; label setting then shows whether one exists.
-        return LabelSettingResult(found) if found else label_setting.solve(stages, goal)
-
     def _settled(self, problem: "IpaProblem", wanted: int) -> tuple[LabelSettingResult, int]:
         """The best solution, but with the current variants until others were better `hysteresis` times in a row; and
         how many times in a row they were, which is given as `wanted` the next time."""
-        found = self._solved(problem.stages, problem.goal)
+        found = label_setting.solve(problem.stages, problem.goal)
         best, running = found.solution, problem.variants_in_force()
         if best is None or running is None or tuple(option.candidate for option in best.options) == running:
             return found, 0
@@ -209,7 +201,7 @@ class Ipa(Scale):
             replace(own, candidates=(own.candidates[index],))
             for own, index in zip(problem.stages, running, strict=True)
         ]
-        kept = self._solved(restricted, problem.goal).solution
+        kept = label_setting.solve(restricted, problem.goal).solution
         if kept is None:
             return found, wanted
         options = tuple(replace(o, candidate=index) for o, index in zip(kept.options, running, strict=True))

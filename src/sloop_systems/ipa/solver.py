@@ -1,7 +1,7 @@
 """IPA's optimisation problem: the variant, batch and number of replicas of each stage; and the inputs of the problem.
 
 Maximise f = α · accuracy - β · cores - δ · Σ batches, such that latencies plus batch-filling times are within the SLO
-and every stage keeps up with its rate. `label_setting` solves it, `milp` through HiGHS.
+and every stage keeps up with its rate. `label_setting` solves it.
 Also here: the measures of accuracy, and the base allocation, which fixes every variant's cores per replica.
 
 Source: IPA (Razavi, dissertation, chapter P3; Ghafouri et al. 2023), which treats chains with equal rates. A rate per
