@@ -54,12 +54,13 @@ from benchmarks.frames import (
 )
 from benchmarks.models import perceptron
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
+from benchmarks.peers.load import closed_at_sloop
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
-from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
+from sloop.load import Encoding, LoadPlan, LoadResult, run_load
 from sloop.serve.edge.grpc.schema import SERVICE, message_class
 from sloop.serve.processes import set_priority, stay_aside
-from sloop.workload import Trace, trace_from
+from sloop.workload import trace_from
 
 KEY: Final = "an-attacker-does-not-know-this"
 SLO_MS: Final = 100.0
@@ -836,11 +837,9 @@ def run(name: str, where: ServerReport, given: Namespace, rate_rps: float, calle
 
 
 def load(where: ServerReport, rate_rps: float, given: Namespace) -> LoadResult:
-    """Authorised requests at a rate; as fast as they are answered if it is 0."""
-    arrivals: Trace | ClosedLoop = ClosedLoop(connections=32, duration_s=min(given.seconds, 5.0), warmup_s=1.0)
-    if rate_rps:
-        declared = {"kind": "poisson", "rate": rate_rps}
-        arrivals = trace_from(declared, seed=given.seed, duration_s=given.seconds, folder=Path())
+    """Authorised requests at a rate."""
+    declared = {"kind": "poisson", "rate": rate_rps}
+    arrivals = trace_from(declared, seed=given.seed, duration_s=given.seconds, folder=Path())
     return run_load(
         LoadPlan(
             url=where.http,
@@ -858,7 +857,8 @@ def load(where: ServerReport, rate_rps: float, given: Namespace) -> LoadResult:
 def capacity_rps(where: ServerReport, given: Namespace) -> float:
     """The highest rate of an open loop that the server answers in time. A closed loop, from which the search begins,
     finds more: requests that come at the same time share what a turn of each process costs."""
-    closed_rps = load(where, 0, given).goodput_rps
+    seconds = min(given.seconds, 4.0)
+    closed_rps = closed_at_sloop(where.http, where.application, 32, seconds, slo_ms=SLO_MS, api_key=KEY).goodput_rps
     say(f"{closed_rps:.0f} requests/s in a closed loop")
     for tenths in range(10, 1, -1):
         rate_rps = closed_rps * tenths / 10

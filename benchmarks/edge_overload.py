@@ -23,10 +23,11 @@ from typing import Final
 from msgspec import Struct
 
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
+from benchmarks.peers.load import closed_at_sloop
 from benchmarks.peers.models import mlp, pool
 from benchmarks.peers.peer import Model
 from sloop.demo.live import serving
-from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
+from sloop.load import Encoding, LoadPlan, LoadResult, run_load
 from sloop.profile.measure import measure
 from sloop.profile.profile import path_beside, save_profile
 from sloop.report.plots import Figure, Panel, Series
@@ -110,8 +111,7 @@ def play(folder: Path, case: Case, given: Namespace) -> tuple[float, list[Run]]:
     """What the edge can take, in requests a second, and a run for each factor, each with a server of its own start."""
     runs: list[Run] = []
     with serving(app_in(folder, case), folder / case.name) as report, confined(front_pid(), case.cores):
-        closed = ClosedLoop(connections=CONNECTIONS, duration_s=4.0, warmup_s=1.0)
-        capacity_rps = run_load(plan_of(case, report.http, arrivals=closed)).answered_rps
+        capacity_rps = closed_at_sloop(report.http, case.name, CONNECTIONS, 3.0, slo_ms=case.slo_ms).answered_rps
         say(f"{case.name}: the edge takes {capacity_rps:,.0f} requests/s")
         for factor in FACTORS:
             seconds = round(given.seconds)

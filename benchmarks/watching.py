@@ -35,12 +35,13 @@ import numpy as np
 from benchmarks.attacks import own_memory_bytes
 from benchmarks.models import perceptron, small
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
+from benchmarks.peers.load import closed_at_sloop
 from benchmarks.watch import wait_ready
 from sloop.actions import Decided, End, Rollout
 from sloop.app.application import SystemChoice
 from sloop.demo.live import serving
 from sloop.demo.run import dump_yaml
-from sloop.load import ClosedLoop, LoadPlan, LoadResult, run_load
+from sloop.load import LoadPlan, LoadResult, run_load
 from sloop.page.picture import COUNTS, DECISIONS, LEVELS
 from sloop.runlog import read_log
 from sloop.units import NS_PER_S, s, to_ms
@@ -363,7 +364,7 @@ def viewers(folder: Path, given: Namespace) -> str:
     rows: list[tuple[object, ...]] = []
     with serving(folder / "app.yaml", folder / "state") as server:
         wait_ready(server.http, 1)
-        most = run_load(LoadPlan(server.http, "busy", ClosedLoop(16, seconds, 2.0), slo_ms=slo_ms))
+        most = closed_at_sloop(server.http, "busy", 16, seconds, slo_ms=slo_ms)
         rate_rps = LOAD_SHARE * most.goodput_rps
         say(f"it can take {most.goodput_rps:.1f}/s; the load is {rate_rps:.1f}/s")
         for number in range(given.pairs):

@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.environments import last_line
 from benchmarks.peers.peer import Ask, PeerFailed
-from sloop.load.results import LoadResult, join, read_records, summarise
+from sloop.load import Encoding, LoadPlan
+from sloop.load.connections import RequestHead
+from sloop.load.plan import model_path, split_url
+from sloop.load.results import LoadResult, Measured, join, read_records, summarise
+from sloop.load.run import prepare_bodies
 from sloop.load.sender import RECORDS, SCHEDULE
 from sloop.units import ms, s
+from sloop.workload import trace_from
 
 TIMEOUT_S: Final = 2.0
 """For one request: far beyond every deadline here."""
@@ -94,9 +99,29 @@ def closed(port: int, ask: Ask, connections: int, seconds: float) -> Closed:
         if shutil.which("wrk"):
             return _by_wrk(folder, port, ask, connections, seconds)
         orders = SenderOptions(port, head_of(port, ask), connections, s(seconds), s(TIMEOUT_S))
-        result = _sent(folder, orders, ask, None, slo_ms=1e3 * TIMEOUT_S, seconds=seconds)
+        result = _sent(folder, orders, ask.body, None, slo_ms=1e3 * TIMEOUT_S, seconds=seconds)
     answers = result.ok + result.late
     return Closed(answers / seconds, result.p50_ms or 0.0, result.p99_ms or 0.0, answers, result.sent - answers)
+
+
+def closed_at_sloop(  # a request has as many parts
+    url: str, model: str, connections: int, seconds: float, *, slo_ms: float, api_key: str = ""
+) -> LoadResult:
+    """A closed loop of our own sender on a server of sloop, with made-up inputs as JSON."""
+    arrivals = trace_from({"kind": "poisson", "rate": 1}, seed=0, duration_s=1.0, folder=Path())
+    plan = LoadPlan(url, model, arrivals, slo_ms, encoding=Encoding.JSON, api_key=api_key)
+    (body, *_), parts = prepare_bodies(plan), split_url(url)
+    head = RequestHead(
+        path=f"{model_path(parts, model)}/infer",
+        host=parts.netloc,
+        slo_ms=slo_ms,
+        content_bytes=len(body.content),
+        json_bytes=body.json_bytes,
+        api_key=api_key,
+    )
+    with tempfile.TemporaryDirectory(prefix="closed-load-") as name:
+        orders = SenderOptions(parts.port or 80, head.render(0).decode(), connections, s(seconds), s(TIMEOUT_S))
+        return _sent(Path(name), orders, body.content, None, slo_ms=slo_ms, seconds=seconds)
 
 
 def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, seconds: float) -> LoadResult:
@@ -104,7 +129,7 @@ def open_loop(port: int, ask: Ask, due_ns: NDArray[np.int64], *, slo_ms: float, 
     with tempfile.TemporaryDirectory(prefix="peers-load-") as name:
         orders = SenderOptions(port, head_of(port, ask), 16, 0, s(TIMEOUT_S))
         schedule = np.stack([due_ns, np.zeros_like(due_ns)], axis=1)
-        return _sent(Path(name), orders, ask, schedule, slo_ms=slo_ms, seconds=seconds)
+        return _sent(Path(name), orders, ask.body, schedule, slo_ms=slo_ms, seconds=seconds)
 
 
 def head_of(port: int, ask: Ask) -> str:
@@ -140,10 +165,16 @@ def _by_wrk(folder: Path, port: int, ask: Ask, connections: int, seconds: float)
 
 
 def _sent(
-    folder: Path, orders: SenderOptions, ask: Ask, schedule: NDArray[np.int64] | None, *, slo_ms: float, seconds: float
+    folder: Path,
+    orders: SenderOptions,
+    body: bytes,
+    schedule: NDArray[np.int64] | None,
+    *,
+    slo_ms: float,
+    seconds: float,
 ) -> LoadResult:
     """Start the sender, wait until it ends, and evaluate its records."""
-    (folder / BODY).write_bytes(ask.body)
+    (folder / BODY).write_bytes(body)
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     if schedule is not None:
         schedule.tofile(folder / SCHEDULE)
@@ -152,5 +183,13 @@ def _sent(
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     if done.returncode:
         raise PeerFailed(f"the sender: {last_line(done.stderr)}")
-    measured = join(read_records(folder / RECORDS), schedule)
+    records = read_records(folder / RECORDS)
+    measured = _due_when_sent(records) if schedule is None else join(records, schedule)
     return summarise(measured, slo_ns=ms(slo_ms), duration_s=seconds, connections=orders.connections, wall_s=seconds)
+
+
+def _due_when_sent(records: NDArray[np.void]) -> Measured:
+    """Records of a closed loop, in which a request is due when it is sent."""
+    ordered = records[np.argsort(records["sent_ns"], kind="stable")]
+    fields = {name: ordered[name] for name in ("sent_ns", "done_ns", "status", "ending", "slo_met")}
+    return Measured(due_ns=ordered["sent_ns"], elapsed_ns=np.zeros(len(ordered), dtype=np.int64), **fields)

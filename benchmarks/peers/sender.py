@@ -1,5 +1,7 @@
-"""The sending process: the loops of `sloop.load` with a peer's request head. `load` starts it with a folder."""
+"""The sending process: the open loop of `sloop.load` with a peer's request head, and a closed loop. `load` starts it
+with a folder."""
 
+import asyncio
 import gc
 import os
 import sys
@@ -10,20 +12,23 @@ import msgspec
 import uvloop
 
 from benchmarks.peers.load import BODY, ORDERS, SenderOptions
-from sloop.load.connections import RequestHead, Server
-from sloop.load.results import RecordWriter
+from sloop.load.connections import Outgoing, RequestHead, Response, Server
+from sloop.load.results import Ending, RecordWriter
 from sloop.load.sender import (
     NICENESS,
     RECORDS,
+    Alarm,
+    SendingRun,
     SendProgress,
     Target,
     allowed_connections,
     open_schedule,
-    send_closed,
     send_open,
 )
 
 CONNECTIONS_MAX = 4_096
+RETRY_S = 0.1
+"""Before a server that cannot be reached is tried again."""
 
 
 class FixedHead(RequestHead):
@@ -36,6 +41,45 @@ class FixedHead(RequestHead):
 
     def render(self, elapsed_ns: int) -> bytes:
         return self._whole
+
+
+class ClosedLoop(SendingRun):
+    """Each connection sends its next request when it has received an answer."""
+
+    def __init__(self, target: Target, records: RecordWriter, *, connections: int, end_ns: int) -> None:
+        super().__init__(target, records, _quiet)
+        self._width, self._end_ns = connections, end_ns
+        self._timer = Alarm(asyncio.get_running_loop(), self.finished.set)
+
+    async def run(self) -> None:
+        """Send until `end_ns`."""
+        await self.warm(self._width)
+        self._timer.set(self.start_ns + self._end_ns)
+        for _ in range(self._width):
+            self._send_next()
+        try:
+            await self.watch()
+        finally:
+            self._timer.close()
+            self.connections.close()
+
+    def _send_next(self) -> None:
+        outgoing = self.outgoing(self.progress.sent, 0)
+        self.progress.sent += 1
+        self.connections.send(outgoing)
+
+    def report(self, outgoing: Outgoing, done_ns: int, ending: Ending, answer: Response | None) -> None:
+        """Record an answer within the time, and send the next request."""
+        if self.finished.is_set():
+            return  # the run ended before the answer; not the server's fault
+        super().report(outgoing, done_ns, ending, answer)
+        pause_s = RETRY_S if ending == Ending.UNREACHABLE else 0.0
+        asyncio.get_running_loop().call_later(pause_s, self._send_next)
+
+
+async def send_closed(target: Target, records: RecordWriter, *, connections: int, end_ns: int) -> None:
+    """Keep `connections` requests in flight from 0 to `end_ns`."""
+    await ClosedLoop(target, records, connections=connections, end_ns=end_ns).run()
 
 
 def main(folder: Path) -> None:
@@ -56,8 +100,7 @@ def main(folder: Path) -> None:
     with (folder / RECORDS).open("wb", buffering=0) as file:
         records = RecordWriter(file)
         if orders.end_ns:
-            width, end_ns = orders.connections, orders.end_ns
-            uvloop.run(send_closed(target, records, _quiet, connections=width, warmup_ns=0, end_ns=end_ns))
+            uvloop.run(send_closed(target, records, connections=orders.connections, end_ns=orders.end_ns))
         else:
             uvloop.run(send_open(target, open_schedule(folder), records, _quiet))
         records.flush()

@@ -10,7 +10,6 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.load.plan import (
     VARIANTS,
-    ClosedLoop,
     Encoding,
     LoadPlan,
     ModelMetadata,
@@ -26,17 +25,16 @@ from sloop.load.plan import (
 )
 from sloop.tensor import NUMPY_TYPES, Port
 from sloop.units import s
-from sloop.workload import KINDS, Link, Work, generated
+from sloop.workload import KINDS, Work, generated
 from sloop.workload.generate import Poisson
 
 TRACE = generated(Poisson(10.0), seed=0, duration_ns=s(1))
-LINK = Link("test", (1_000.0,), "assumed: a test")
 
 
 def test_a_plan_needs_little() -> None:
     assert "poisson" in KINDS
     assert LoadPlan("http://localhost:8000", "m", TRACE, 100.0).seed == 0
-    assert LoadPlan("https://h/base", "m", ClosedLoop(4, 1.0), 100.0, connections_max=4, warm_connections=0).cpus == ()
+    assert LoadPlan("https://h/base", "m", TRACE, 100.0, connections_max=4, warm_connections=0).cpus == ()
 
 
 @pytest.mark.parametrize("inside", ["/v2", "/v2/models/m", "/v2/models/m/infer"])
@@ -76,10 +74,6 @@ def test_urls_are_checked(url: str) -> None:
         ({"connections_max": 0}, "connections_max"),
         ({"connections_max": 4, "warm_connections": 5}, "warm_connections"),
         ({"payload_bytes": -1}, "payload_bytes"),
-        ({"arrivals": ClosedLoop(0, 1.0)}, "connections"),
-        ({"arrivals": ClosedLoop(1, 0.0)}, "duration_s"),
-        ({"arrivals": ClosedLoop(1, 1.0, 2.0)}, "warmup_s"),
-        ({"arrivals": ClosedLoop(1, 1.0), "link": LINK}, "link"),
         ({"arrivals": generated(Poisson(1.0), seed=0, duration_ns=s(1e8))}, "duration_s"),
     ],
 )

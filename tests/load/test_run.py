@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.load import ClosedLoop, Delivery, Encoding, LoadPlan, ProgressReport, run_load, run_loads
+from sloop.load import Delivery, Encoding, LoadPlan, ProgressReport, run_load, run_loads
 from sloop.load.run import orders_of, prepare_bodies, schedule_of
 from sloop.units import ms, s
 from sloop.workload import Link, Work, trace_of
@@ -47,12 +47,10 @@ def test_an_empty_trace_is_refused() -> None:
 
 
 def test_orders_follow_the_url() -> None:
-    plan = LoadPlan("https://host/base", "a b", ClosedLoop(3, 2.0, 0.5), 100.0)
+    plan = LoadPlan("https://host/base", "a b", trace_of([0], name="one", provenance="assumed: a test"), 100.0)
     orders = orders_of(plan, [])
     assert (orders.host, orders.port, orders.tls, orders.authority) == ("host", 443, True, "host")
     assert orders.path == "/base/v2/models/a%20b/infer"
-    assert orders.closed is not None
-    assert (orders.closed.connections, orders.closed.warmup_ns, orders.closed.end_ns) == (3, s(0.5), s(2))
 
 
 @pytest.mark.live
@@ -105,15 +103,6 @@ def test_what_the_inputs_cannot_bring_is_named(tmp_path: Path, stub: Any) -> Non
     sized = trace_of([0], name="sized", provenance="assumed: a test", works=[Work(1, 8)].__iter__)
     with pytest.raises(InputError, match="all rows of the model's inputs are equally large"):
         run_load(LoadPlan(stub.url, "m", sized, slo_ms=1.0))
-
-
-@pytest.mark.live
-def test_closed_loop_from_end_to_end(stub: Any) -> None:
-    found = run_load(LoadPlan(stub.url, "m", ClosedLoop(2, 0.5, 0.1), slo_ms=1_000.0, encoding=Encoding.JSON))
-    assert found.ok == found.sent > 0
-    assert found.connections == 2
-    assert found.duration_s == 0.4
-    assert json.loads(stub.bodies[0])["inputs"][0]["shape"] == [1, 3]
 
 
 @pytest.mark.live

@@ -1,4 +1,4 @@
-"""The sending process: orders, timers, open and closed loops."""
+"""The sending process: orders, timers, the open loop."""
 
 import asyncio
 import re
@@ -20,21 +20,18 @@ from sloop.load.sender import (
     RECORDS,
     SENDS_MAX,
     Alarm,
-    Closed,
     Orders,
     ProgressReport,
-    SendProgress,
     Target,
     allowed_connections,
     carry_out,
     main,
     open_schedule,
     read_orders,
-    send_closed,
     send_open,
     write_orders,
 )
-from sloop.units import NS_PER_MS, NS_PER_S, ms, s
+from sloop.units import NS_PER_MS, NS_PER_S, ms
 
 pytestmark = pytest.mark.live
 
@@ -113,39 +110,7 @@ def test_an_empty_schedule_is_done_at_once(tmp_path: Path) -> None:
     assert len(replay(tmp_path, 1, [])) == 0
 
 
-def test_a_closed_loop_keeps_its_width(tmp_path: Path, stub: Any) -> None:
-    stub.script = lambda number: stub.Step(delay_s=0.02)
-    told: list[int] = []
-
-    async def run(records: RecordWriter) -> None:
-        def tell(progress: SendProgress) -> None:
-            told.append(progress.sent)
-
-        await send_closed(target(stub.port), records, tell, connections=4, warmup_ns=ms(100), end_ns=s(1.2))
-
-    with (tmp_path / "records").open("wb") as file:
-        writer = RecordWriter(file)
-        asyncio.run(run(writer))
-        writer.flush()
-    records = read_records(tmp_path / "records")
-    assert stub.connections == 4
-    assert len(records) > 4
-    assert records["done_ns"].min() >= ms(100)
-    assert records["done_ns"].max() <= s(1.2)
-    assert told
-    starts, ends = records["sent_ns"], records["done_ns"]
-    for at_ns in range(ms(150), s(1), ms(50)):
-        assert np.count_nonzero((starts <= at_ns) & (ends > at_ns)) <= 4
-
-
-def test_a_closed_loop_tries_again_at_leisure_when_the_server_is_gone(tmp_path: Path) -> None:
-    with (tmp_path / "records").open("wb") as file:
-        records = RecordWriter(file)
-        asyncio.run(send_closed(target(1), records, lambda progress: None, connections=2, warmup_ns=0, end_ns=ms(500)))
-        assert 2 <= records.written <= 2 * 11
-
-
-ORDERS = Orders("h", 80, False, "/v2/models/m/infer", "h:80", 100.0, (2, 1), 4, 2, 10**9, (0,), Closed(1, 2, 3))
+ORDERS = Orders("h", 80, False, "/v2/models/m/infer", "h:80", 100.0, (2, 1), 4, 2, 10**9, (0,))
 
 
 def test_what_is_ordered_is_read(tmp_path: Path) -> None:

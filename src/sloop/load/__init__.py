@@ -4,13 +4,12 @@ Replays a trace with deadlines from a separate process without waiting for answe
 its schedule. It uses traces and links from `sloop.workload`, but no server, core or policy.
 """
 
-from sloop.load.plan import ClosedLoop, Delivery, Encoding, LoadPlan
+from sloop.load.plan import Delivery, Encoding, LoadPlan
 from sloop.load.results import LoadResult, SecondRow
 from sloop.load.run import run_load, run_loads
 from sloop.load.sender import ProgressReport
 
 __all__ = [
-    "ClosedLoop",
     "Delivery",
     "Encoding",
     "LoadPlan",

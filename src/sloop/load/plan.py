@@ -51,24 +51,14 @@ class Encoding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedLoop:
-    """A closed loop, instead of a trace: each connection sends its next request as soon as it has an answer."""
-
-    connections: int
-    duration_s: float
-    warmup_s: float = 0.0
-    """Answers during this time are not counted."""
-
-
-@dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """One load run. If `arrivals` is a trace, it is an open loop: requests are sent when due, answered or not."""
+    """One load run, an open loop: requests are sent when due, whether or not earlier ones were answered."""
 
     url: str
     """The server's URL, such as `http://localhost:8000`."""
     model: str
     """The name of the model. `version` asks for one of its versions."""
-    arrivals: Trace | ClosedLoop
+    arrivals: Trace
     slo_ms: float
     seed: int = 0
     """The seed of the generated inputs."""
@@ -108,14 +98,7 @@ class LoadPlan:
         _within(self.warm_connections, 0, self.connections_max, "warm_connections")
         if self.payload_bytes is not None:
             _within(self.payload_bytes, 0, 2**40, "payload_bytes")
-        if isinstance(self.arrivals, ClosedLoop):
-            _within(self.arrivals.connections, 1, self.connections_max, "connections")
-            _within(self.arrivals.duration_s, 0.001, DURATION_S_MAX, "duration_s")
-            _within(self.arrivals.warmup_s, 0.0, self.arrivals.duration_s, "warmup_s")
-            if self.link is not None:
-                raise InputError("a closed loop has no link", where="link", help="give a trace to replay instead")
-        else:
-            _within(self.arrivals.duration_ns / 1e9, 1e-9, DURATION_S_MAX, "duration_s")
+        _within(self.arrivals.duration_ns / 1e9, 1e-9, DURATION_S_MAX, "duration_s")
 
 
 def split_url(url: str) -> SplitResult:

@@ -212,22 +212,17 @@ class Measured(msgspec.Struct, frozen=True):
         return found
 
 
-def join(records: NDArray[Any], schedule: NDArray[np.int64] | None) -> Measured:
-    """Records in the order of the schedule. Without one (closed loop) a request is due when it is sent."""
-    ordered = records[np.argsort(records["sent_ns" if schedule is None else "number"], kind="stable")]
-    if schedule is None:
-        due, elapsed = ordered["sent_ns"], np.zeros(len(ordered), dtype=np.int64)
-    else:
-        whole = len(ordered) == len(schedule) and bool(np.all(ordered["number"] == np.arange(len(schedule))))
-        if not whole:
-            raise MachineError(
-                f"the sending process recorded {len(ordered)} of {len(schedule)} requests",
-                help="it may have run out of disk or memory: try a shorter trace",
-            )
-        due, elapsed = schedule[:, 0], schedule[:, 1]
+def join(records: NDArray[Any], schedule: NDArray[np.int64]) -> Measured:
+    """Records in the order of the schedule."""
+    ordered = records[np.argsort(records["number"], kind="stable")]
+    if len(ordered) != len(schedule) or not np.all(ordered["number"] == np.arange(len(schedule))):
+        raise MachineError(
+            f"the sending process recorded {len(ordered)} of {len(schedule)} requests",
+            help="it may have run out of disk or memory: try a shorter trace",
+        )
     return Measured(
-        due_ns=due,
-        elapsed_ns=elapsed,
+        due_ns=schedule[:, 0],
+        elapsed_ns=schedule[:, 1],
         **{name: ordered[name] for name in ("sent_ns", "done_ns", "status", "ending", "slo_met")},
     )
 

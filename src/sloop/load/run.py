@@ -24,7 +24,6 @@ from sloop.load.plan import (
     BODIES_BYTES_MAX,
     REQUESTS_MAX,
     Body,
-    ClosedLoop,
     Delivery,
     Encoding,
     JsonTensor,
@@ -40,7 +39,7 @@ from sloop.load.plan import (
     split_url,
 )
 from sloop.load.results import LoadResult, join, read_records, summarise, write_jsonl
-from sloop.load.sender import RECORDS, Closed, Orders, ProgressReport, write_orders
+from sloop.load.sender import RECORDS, Orders, ProgressReport, write_orders
 from sloop.load.sent import SentWorks
 from sloop.units import ms, s, to_s
 from sloop.workload import Link, Trace, Work
@@ -62,11 +61,11 @@ ProgressCall = Callable[[ProgressReport], None]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A plan with its request bodies and its schedule (None for a closed loop)."""
+    """A plan with its request bodies and its schedule."""
 
     plan: LoadPlan
     bodies: list[Body]
-    schedule: NDArray[np.int64] | None
+    schedule: NDArray[np.int64]
     sent: SentWorks | None = None
     """In the order of the schedule; None if every request brings the same."""
     places: NDArray[np.int32] | None = None
@@ -87,8 +86,6 @@ def run_loads(plans: Sequence[LoadPlan]) -> list[LoadResult]:
 
 
 def _prepared(plan: LoadPlan) -> _Prepared:
-    if not isinstance(plan.arrivals, Trace):
-        return _Prepared(plan, prepare_bodies(plan), None)
     sent = SentWorks.of(first_works(plan.arrivals, REQUESTS_MAX))
     bodies = prepare_bodies(plan, sent.works)
     places = sent.bodies(len(bodies) // len(sent.works))
@@ -113,8 +110,7 @@ def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | Non
     with tempfile.TemporaryDirectory(prefix="sloop-load-") as name:
         folder = Path(name)
         write_orders(folder, orders_of(plan, bodies, start_ns=start_ns), bodies, schedule, prepared.places)
-        last_s = _length_s(plan) if schedule is None else to_s(int(schedule[-1, 0]))
-        report = _send(folder, limit_s=last_s + plan.timeout_s + GRACE_S, progress=progress)
+        report = _send(folder, limit_s=to_s(int(schedule[-1, 0])) + plan.timeout_s + GRACE_S, progress=progress)
         measured = join(read_records(folder / RECORDS), schedule)
     wall_s = time.monotonic() - begun_s
     slo_ns = ms(plan.slo_ms)
@@ -123,7 +119,7 @@ def _run(prepared: _Prepared, *, start_ns: int = 0, progress: ProgressCall | Non
     return summarise(
         measured,
         slo_ns=slo_ns,
-        duration_s=_counted_s(plan),
+        duration_s=to_s(plan.arrivals.duration_ns),
         connections=report.connections,
         wall_s=round(wall_s, 3),
         cpu_s=report.cpu_s,
@@ -199,7 +195,7 @@ def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Order
     """The orders for the sending process; `start_ns` as in `Orders`."""
     url = split_url(plan.url)
     host = url.hostname or ""
-    orders = Orders(
+    return Orders(
         host=host,
         port=url.port or default_port(url),
         tls=url.scheme == "https",
@@ -214,23 +210,6 @@ def orders_of(plan: LoadPlan, bodies: list[Body], *, start_ns: int = 0) -> Order
         start_ns=start_ns,
         api_key=plan.api_key,
     )
-    if not isinstance(plan.arrivals, ClosedLoop):
-        return orders
-    loop = plan.arrivals
-    closed = Closed(loop.connections, s(loop.warmup_s), s(loop.duration_s))
-    return msgspec.structs.replace(orders, closed=closed)
-
-
-def _length_s(plan: LoadPlan) -> float:
-    if isinstance(plan.arrivals, ClosedLoop):
-        return plan.arrivals.duration_s
-    return to_s(plan.arrivals.duration_ns)
-
-
-def _counted_s(plan: LoadPlan) -> float:
-    """The time for which rates are computed: the run without its warm-up."""
-    warmup_s = plan.arrivals.warmup_s if isinstance(plan.arrivals, ClosedLoop) else 0.0
-    return _length_s(plan) - warmup_s
 
 
 def _send(folder: Path, *, limit_s: float, progress: ProgressCall | None) -> ProgressReport:

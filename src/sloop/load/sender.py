@@ -1,9 +1,9 @@
-"""The sending process of the load generator: its orders, its timers, the open and the closed loop.
+"""The sending process of the load generator: its orders, its timers, and the open loop.
 
 The process does nothing else, so neither Python's lock nor evaluation delays a request. It reads its orders from a
 folder (`orders.json`, `schedule.bin` with pairs of int64 (due, elapsed) in ns, `body-K.bin`, and `places.bin` with the
 K of each request in int32, unless bodies are sent in turn), writes `records.bin` there, and prints one `ProgressReport`
-per line. In an open loop no request waits for an answer, and each request of the schedule is recorded exactly once.
+per line. No request waits for an answer, and each request of the schedule is recorded exactly once.
 `sent_ns - due_ns` of a record is the generator's own lag, not the server's.
 """
 
@@ -15,11 +15,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -35,14 +35,6 @@ SCHEDULE: Final = "schedule.bin"
 PLACES: Final = "places.bin"
 RECORDS: Final = "records.bin"
 ORDERS: Final = "orders.json"
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """The parameters of a closed loop, which replaces a schedule."""
-
-    connections: int
-    warmup_ns: int
-    end_ns: int
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -61,7 +53,6 @@ class Orders(msgspec.Struct, frozen=True):
     warm_connections: int
     timeout_ns: int
     cpus: tuple[int, ...]
-    closed: Closed | None = None
     start_ns: int = 0
     """When the schedule starts, on the clock of `time.monotonic_ns`; 0: as soon as everything is prepared."""
     api_key: str = ""
@@ -84,7 +75,7 @@ def write_orders(
     folder: Path,
     orders: Orders,
     bodies: list[Body],
-    schedule: NDArray[np.int64] | None,
+    schedule: NDArray[np.int64],
     places: NDArray[np.int32] | None = None,
 ) -> None:
     """Write the orders to `folder`; the first two columns of `schedule` are due and elapsed in ns, sorted by due.
@@ -92,8 +83,7 @@ def write_orders(
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     for place, body in enumerate(bodies):
         (folder / f"body-{place}.bin").write_bytes(body.content)
-    if schedule is not None:
-        schedule[:, :2].tofile(folder / SCHEDULE)
+    schedule[:, :2].tofile(folder / SCHEDULE)
     if places is not None:
         places.tofile(folder / PLACES)
 
@@ -216,7 +206,7 @@ class SendProgress:
 OnProgress = Callable[[SendProgress], None]
 
 
-class _Run:
+class SendingRun:
     """The common part of both loops: connections, records, timeouts, progress."""
 
     def __init__(self, target: Target, records: RecordWriter, on_progress: OnProgress) -> None:
@@ -270,7 +260,7 @@ class _Run:
         self._on_progress(self.progress)
 
 
-class _OpenLoop(_Run):
+class _OpenLoop(SendingRun):
     """Follows a schedule in ns: request k is due at `times[2 k]`, and `times[2 k + 1]` of its deadline has elapsed."""
 
     def __init__(self, target: Target, records: RecordWriter, on_progress: OnProgress, times: Sequence[int]) -> None:
@@ -308,64 +298,10 @@ class _OpenLoop(_Run):
             self.finished.set()
 
 
-class _ClosedLoop(_Run):
-    """Each connection sends its next request when it has received an answer; answers count after the warm-up."""
-
-    def __init__(
-        self,
-        target: Target,
-        records: RecordWriter,
-        on_progress: OnProgress,
-        *,
-        connections: int,
-        warmup_ns: int,
-        end_ns: int,
-    ) -> None:
-        super().__init__(target, records, on_progress)
-        self._width = connections
-        self._warmup_ns = warmup_ns
-        self._end_ns = end_ns
-        self._timer = Alarm(asyncio.get_running_loop(), self.finished.set)
-
-    async def run(self) -> None:
-        await self.warm(self._width)
-        self._timer.set(self.start_ns + self._end_ns)
-        for _ in range(self._width):
-            self._send_next()
-        try:
-            await self.watch()
-        finally:
-            self._timer.close()
-            self.connections.close()
-
-    def _send_next(self) -> None:
-        outgoing = self.outgoing(self.progress.sent, 0)
-        self.progress.sent += 1
-        self.connections.send(outgoing)
-
-    def report(self, outgoing: Outgoing, done_ns: int, ending: Ending, answer: Response | None) -> None:
-        if self.finished.is_set():
-            return  # the run ended before the answer; not the server's fault
-        if self._warmup_ns <= done_ns - self.start_ns <= self._end_ns:
-            super().report(outgoing, done_ns, ending, answer)
-        if ending == Ending.UNREACHABLE:
-            # Retry an unreachable server slowly, not as fast as it refuses connections.
-            asyncio.get_running_loop().call_later(TICK_NS / NS_PER_S, self._send_next)
-        else:
-            asyncio.get_running_loop().call_soon(self._send_next)
-
-
 async def send_open(target: Target, times: Sequence[int], records: RecordWriter, on_progress: OnProgress) -> None:
     """Replay a schedule of pairs (due, elapsed) in ns; returns when every request has ended."""
     if len(times):
         await _OpenLoop(target, records, on_progress, times).run()
-
-
-async def send_closed(
-    target: Target, records: RecordWriter, on_progress: OnProgress, *, connections: int, warmup_ns: int, end_ns: int
-) -> None:
-    """Keep `connections` requests in flight from 0 to `end_ns`; requests that end after `warmup_ns` are recorded."""
-    await _ClosedLoop(target, records, on_progress, connections=connections, warmup_ns=warmup_ns, end_ns=end_ns).run()
 
 
 DESCRIPTORS_SPARE = 64
@@ -409,26 +345,10 @@ def carry_out(folder: Path) -> None:
             print_report(_report_of(latest, finished=False))
 
         begun_s = time.process_time()
-        uvloop.run(_sending(orders, target, folder, records, note))
+        uvloop.run(send_open(target, open_schedule(folder), records, note))
         records.flush()
     cpu_s = time.process_time() - begun_s
     print_report(msgspec.structs.replace(_report_of(progress, finished=True), cpu_s=cpu_s))
-
-
-def _sending(
-    orders: Orders, target: Target, folder: Path, records: RecordWriter, note: OnProgress
-) -> Coroutine[Any, Any, None]:
-    closed = orders.closed
-    if closed is None:
-        return send_open(target, open_schedule(folder), records, note)
-    return send_closed(
-        target,
-        records,
-        note,
-        connections=closed.connections,
-        warmup_ns=closed.warmup_ns,
-        end_ns=closed.end_ns,
-    )
 
 
 def _target(orders: Orders, bodies: list[bytes], *, connections_max: int, places: Sequence[int] | None) -> Target:
