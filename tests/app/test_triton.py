@@ -136,7 +136,7 @@ colour: "red"
         ('output { label_filename: "a" }', "1: output: the key 'name' is missing"),
         ('input { name: "x" dims: [ 1, "y" ] }', "1: input.dims[1]: must be a whole number"),
         ('input { name: "x" data_type: 1 }', "1: input.data_type: must be text"),
-        ("input: [", "1: the end of the file instead of a value"),
+        ("input: [", "1: the end of the file cannot be read here"),
         ('platform: "ensemble"', "the key 'ensemble_scheduling' is missing"),
     ],
 )

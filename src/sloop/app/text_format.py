@@ -2,15 +2,14 @@
 
 A message becomes a mapping. A field that is given once becomes its value; one that is given several times, or as
 `[…]`, becomes a list. Strings and names of enumerations become text. The schema is not known here: whoever reads the
-values checks their types. Fields of extensions (`[package.name]: …`) are not read.
-
-Source: protobuf.dev/reference/protobuf/textformat-spec.
+values checks their types. Fields of extensions (`[package.name]: …`) are not read. Tokens are those of protobuf's own
+reader.
 """
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
+
+from google.protobuf.text_format import ParseError, Tokenizer
 
 from sloop.app.document import DEPTH_MAX
 from sloop.errors import InputError
@@ -18,25 +17,9 @@ from sloop.options import KEY_MAX, Value
 from sloop.text import quoted
 
 BYTES_MAX: Final = 2**20
-DIGITS_MAX: Final = 400
-TOKEN: Final = re.compile(
-    r"""(?P<space>(?:\s|\#[^\n]*)+)
-    |(?P<number>-?\s*(?:0[xX][0-9a-fA-F]+|(?!0[0-9]*[89])(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?|(?:inf(?:inity)?|nan)\b)(?![\w.]))
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<sign>[:{}<>\[\],;])""",
-    re.VERBOSE | re.ASCII,
-)
-ESCAPE: Final = re.compile(r"\\([0-7]{1,3}|[xX][0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-ESCAPED: Final = dict(zip("abfnrtv\\'\"?", "\a\b\f\n\r\t\v\\'\"?", strict=True))
 WORDS: Final[dict[str, object]] = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 CLOSING: Final = {"{": "}", "<": ">"}
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    line: int
+FIX: Final = 'write NAME: VALUE, or NAME { … }; a value is a number, "text" in quotes, a name, { … }, or [ … ]'
 
 
 class _Field(NamedTuple):
@@ -67,7 +50,11 @@ def read_text_format(path: Path) -> Value:
 def parse_text_format(text: str, file: str = "<text>") -> Value:
     """The message in a text. InputError, with the line, if it is none."""
     lines: dict[str, int] = {}
-    message = _Parser(text, file).message("", 0)
+    reader = _TextReader(text, file)
+    try:
+        message = reader.message("", 0)
+    except ParseError:
+        reader.fail("cannot be read here", FIX)
     return Value(_mapping(message, "", lines), "", file, lines)
 
 
@@ -97,117 +84,58 @@ def _content(value: object, path: str, lines: dict[str, int]) -> object:
     return _mapping(value, path, lines) if isinstance(value, tuple) else value
 
 
-class _Parser:
+class _TextReader:
+    """Reads messages. What raises ParseError is no message."""
+
     def __init__(self, text: str, file: str) -> None:
-        self._file = file
-        self._tokens = self._read(text)
-        self._next = next(self._tokens)
+        self._tokens, self._file = Tokenizer(text.split("\n")), file
 
     def message(self, end: str, depth: int) -> _Message:
         """The fields up to the sign `end`; "" is the end of the text."""
+        tokens, fields = self._tokens, list[_Field]()
         if depth > DEPTH_MAX:
-            self._fail(f"nested more than {DEPTH_MAX} levels deep", "flatten it")
-        fields: list[_Field] = []
-        while not (end and self._takes(end)):
-            if not end and self._next.kind == "end":
-                break
-            name = self._next
-            if name.kind != "name":
-                wanted = f"the name of a field, or {end!r}" if end else "the name of a field"
-                self._fail(f"{self._found()} instead of {wanted}", "write NAME: VALUE or NAME { … }")
-            if len(name.text) > KEY_MAX:
-                self._fail(f"a name of more than {KEY_MAX} characters", "shorten it")
-            self._step()
-            has_colon = self._takes(":")
-            value = self._list(depth) if self._takes("[") else self._value(depth, needs_colon=not has_colon)
-            fields.append(_Field(name.text, value, name.line))
-            _ = self._takes(",") or self._takes(";")
+            self.fail(f"is nested more than {DEPTH_MAX} levels deep", "flatten it")
+        while not (tokens.TryConsume(end) if end else tokens.AtEnd()):
+            if len(tokens.token) > KEY_MAX:
+                self.fail(f"is a name of more than {KEY_MAX} characters", "shorten it")
+            line, name = self._line(), tokens.ConsumeIdentifier()
+            has_colon = tokens.TryConsume(":")
+            is_list = tokens.TryConsume("[")
+            value = self._list(depth) if is_list else self._value(depth, needs_colon=not has_colon)
+            fields.append(_Field(name, value, line))
+            _ = tokens.TryConsume(",") or tokens.TryConsume(";")
         return tuple(fields)
 
     def _list(self, depth: int) -> list[object]:
         found: list[object] = []
-        while not self._takes("]"):
-            if found and not self._takes(","):
-                self._fail(f"{self._found()} instead of ',' or ']'", "separate the values of a list by commas")
+        while not self._tokens.TryConsume("]"):
+            if found:
+                self._tokens.Consume(",")
             found.append(self._value(depth))
         return found
 
     def _value(self, depth: int, *, needs_colon: bool = False) -> object:
-        token = self._next
-        if token.text in CLOSING and token.kind == "sign":
-            self._step()
-            return self.message(CLOSING[token.text], depth + 1)
+        tokens = self._tokens
+        opening = tokens.token
+        if opening in CLOSING and tokens.TryConsume(opening):
+            return self.message(CLOSING[opening], depth + 1)
         if needs_colon:
-            self._fail(f"{self._found()} instead of ':'", "write NAME: VALUE or NAME { … }")
-        if token.kind not in ("number", "name", "text"):
-            self._fail(f"{self._found()} instead of a value", 'write a number, "text" in quotes, a name, or { … }')
-        if token.kind == "number" and len(token.text) > DIGITS_MAX:
-            self._fail(f"a number of more than {DIGITS_MAX} characters", "shorten it")
-        self._step()
-        if token.kind == "text":
-            texts = [token.text]
-            while self._next.kind == "text":
-                texts.append(self._next.text)
-                self._step()
-            return self._unescaped(texts, token.line)
-        return WORDS.get(token.text, token.text) if token.kind == "name" else _number(token.text)
+            tokens.Consume(":")
+        if opening[:1] in ('"', "'"):
+            return tokens.ConsumeString()
+        for number in (tokens.ConsumeInteger, tokens.ConsumeFloat):
+            try:
+                return number()
+            except ParseError:
+                continue
+        name = tokens.ConsumeIdentifier()
+        return WORDS.get(name, name)
 
-    def _unescaped(self, texts: list[str], line: int) -> str:
-        """The text in adjacent quotes. Escapes are bytes, so the text is taken as bytes, one sign for each."""
-        raw = "".join(text[1:-1] for text in texts).encode().decode("latin-1")
-        try:
-            return ESCAPE.sub(_escaped, raw).encode("latin-1").decode()
-        except ValueError:
-            self._fail("the escapes in this text are not valid, or no UTF-8", "write \\\\ for a backslash", line)
+    def _line(self) -> int:
+        """That of the next token."""
+        return self._tokens.ParseError("").GetLine() or 1  # type: ignore[arg-type]  # the stub has another type
 
-    def _takes(self, sign: str) -> bool:
-        """Whether the sign comes next; if so, it is passed."""
-        if self._next.kind != "sign" or self._next.text != sign:
-            return False
-        self._step()
-        return True
-
-    def _step(self) -> None:
-        self._next = next(self._tokens)
-
-    def _read(self, text: str) -> Iterator[_Token]:
-        place, line = 0, 1
-        while place < len(text):
-            match = TOKEN.match(text, place)
-            if match is None:
-                is_open = text[place] in "\"'"
-                what = "a text without its closing quote" if is_open else f"{quoted(text[place : place + 20])}"
-                self._fail(f"{what} cannot be read here", "check quotes and numbers", line)
-            if match.lastgroup != "space":
-                yield _Token(str(match.lastgroup), match[0], line)
-            line += match[0].count("\n")
-            place = match.end()
-        yield _Token("end", "", line)
-
-    def _found(self) -> str:
-        return "the end of the file" if self._next.kind == "end" else quoted(self._next.text)
-
-    def _fail(self, what: str, help: str, line: int = 0) -> NoReturn:
-        raise InputError(what, where=f"{self._file}:{line or self._next.line}", help=help)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = match[1]
-    if code[0] in "01234567":
-        return chr(int(code, 8))  # above 255 it is no byte, and the text is refused
-    if len(code) == 1:
-        if code not in ESCAPED:
-            raise ValueError(code)
-        return ESCAPED[code]
-    number = int(code[1:], 16)
-    return chr(number) if code[0] in "xX" else chr(number).encode().decode("latin-1")
-
-
-def _number(text: str) -> float:
-    """A number: decimal, hexadecimal, octal (with a leading 0), or a float, which may end in `f`."""
-    sign, digits = (-1, text[1:].strip()) if text[0] == "-" else (1, text)
-    if digits[:2] in ("0x", "0X"):
-        return sign * int(digits, 16)
-    if digits.isdigit():
-        return sign * int(digits, 8 if digits[0] == "0" else 10)
-    return sign * float(digits if digits.startswith(("inf", "nan")) else digits.rstrip("fF"))
+    def fail(self, why: str, help: str) -> NoReturn:
+        """Raise an InputError about the next token."""
+        what = "the end of the file" if self._tokens.AtEnd() else quoted(self._tokens.token)
+        raise InputError(f"{what} {why}", where=f"{self._file}:{self._line()}", help=help)
