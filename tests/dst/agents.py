@@ -47,11 +47,11 @@ from sloop.events import WOKE, BatchFailed, BatchLost, Cancelled, Event, Finishe
 from sloop.machine import Capacity
 from sloop.profile.profile import Profile
 from sloop.serve.blocks import Block
-from sloop.serve.cluster.agent import Agent, AgentHost, AgentReport, FromAgent
+from sloop.serve.cluster.agent import Agent, AgentHost, FromAgent
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, Legacy, NodeMemory
 from sloop.serve.cpu_quota import Detected
 from sloop.serve.dataflow import Assembly, Decision, StageWiring
-from sloop.serve.messages import BatchFinished, CutBlock, Run, encode
+from sloop.serve.messages import BatchFinished, CutBlock, Report, Run, encode
 from sloop.serve.network import SILENT_S, Endpoint, Purpose
 from sloop.serve.protocols import CutModel, Servable
 from sloop.serve.transport import CLOSED, Frame, FrameKind
@@ -775,7 +775,7 @@ class RemoteCluster:
         if end.loop is not self.core_loop:
             return
         for record in msgspec.msgpack.decode(frame.payload, type=list[FromAgent]):
-            if isinstance(record, AgentReport | BatchFinished):
+            if isinstance(record, Report | BatchFinished):
                 self.report(record.event)
 
     def _accepted(self, event: Accepted) -> None:

@@ -26,13 +26,12 @@ from sloop.serve.cluster import agent as module
 from sloop.serve.cluster import agents
 from sloop.serve.cluster.agent import (
     Agent,
-    AgentReport,
     AgentSetup,
     NodeOrder,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, NodeMemory
-from sloop.serve.messages import Close, Free, Run, RunBatch
+from sloop.serve.messages import Close, Free, Report, Run, RunBatch
 from sloop.serve.network import BlockClient, HolderTable
 from sloop.serve.node.known import KnownStages
 from sloop.serve.protocols import ExaminedFile, Servable
@@ -87,7 +86,7 @@ def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> 
             here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
             here.backend.order(AdoptWorker(WorkerId(5), spec("one"), False))
             assert await found.hear(AdoptWorker, 2) == AdoptWorker(WorkerId(5), spec("one"), False)
-            found.send(AgentReport(WorkerReady(WorkerId(5))))
+            found.send(Report(WorkerReady(WorkerId(5))))
             assert await here.ear.hear(WorkerReady) == WorkerReady(WorkerId(5))
             here.backend.run(BatchId(5), WorkerId(4), Run(2, [b"x", b"y"]))
             await found.hear(RunBatch)

@@ -38,7 +38,6 @@ from sloop.serve.cluster import agents
 from sloop.serve.cluster.agent import (
     Agent,
     AgentHello,
-    AgentReport,
     AgentSetup,
     FromAgent,
     LearnStages,
@@ -49,7 +48,7 @@ from sloop.serve.cluster.agent import (
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import BatchFinished, BatchRaised, Close, Free, Holders, Run, RunBatch
+from sloop.serve.messages import BatchFinished, BatchRaised, Close, Free, Holders, Report, Run, RunBatch
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -151,7 +150,7 @@ class Fleet:
         await made.hear(AgentSetup)
         self.backend.order(StartWorker(replica, spec(name)))
         await made.hear(StartWorker)
-        made.send(AgentReport(WorkerReady(replica)))
+        made.send(Report(WorkerReady(replica)))
         self.backend.run(batch, replica, Run(2, [b"x", b"y"]))
         await made.hear(RunBatch)
         return made
@@ -281,7 +280,7 @@ def test_an_agent_that_cannot_serve_is_sent_away(
             close = await found.hear(Close)
             assert told in close.why
             assert len(close.why) < 1000
-            found.send(AgentReport(WorkerReady(A)))  # it does not go
+            found.send(Report(WorkerReady(A)))  # it does not go
             await until(lambda: bool(found.ends))
             assert not here.ear.events
 
@@ -369,17 +368,17 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "a block of no size": lambda own, _: [finished([block(own, 0, 0), b"y"])],
     "a huge block": lambda own, _: [finished([block(own, 0, 1 << 60), b"y"])],
     "raised by a batch that does not run": lambda own, _: [BatchRaised(BatchId(6), A, b"")],
-    "ready elsewhere": lambda own, _: [AgentReport(WorkerReady(B))],
-    "lost elsewhere": lambda own, _: [AgentReport(WorkerLost(B, "it says"))],
-    "an unknown step": lambda own, _: [AgentReport(WorkerProgressed(A, "x" * 1000))],
-    "no cores": lambda own, _: [AgentReport(WorkerResized(A, 0))],
-    "no number of cores": lambda own, _: [AgentReport(WorkerResized(A, math.nan))],
-    "cores of others": lambda own, _: [AgentReport(WorkerResized(A, 1000))],
+    "ready elsewhere": lambda own, _: [Report(WorkerReady(B))],
+    "lost elsewhere": lambda own, _: [Report(WorkerLost(B, "it says"))],
+    "an unknown step": lambda own, _: [Report(WorkerProgressed(A, "x" * 1000))],
+    "no cores": lambda own, _: [Report(WorkerResized(A, 0))],
+    "no number of cores": lambda own, _: [Report(WorkerResized(A, math.nan))],
+    "cores of others": lambda own, _: [Report(WorkerResized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SpareProcesses(-1)],
-    "weights that nobody has ordered": lambda own, _: [AgentReport(Transferred(TransferId(0), "one"))],
+    "weights that nobody has ordered": lambda own, _: [Report(Transferred(TransferId(0), "one"))],
     "no part is drained": lambda own, _: [PipelineDrained(A)],
-    "completed though no part": lambda own, _: [AgentReport(WorkerCompleted(A))],
+    "completed though no part": lambda own, _: [Report(WorkerCompleted(A))],
 }
 
 
@@ -404,14 +403,14 @@ def test_reports_that_cross_an_order_are_no_lies() -> None:
     async def scene() -> None:
         async with fleet() as here:
             found = await here.busy()
-            found.send(AgentReport(WorkerLost(A, "e" * 1_000_000)))
+            found.send(Report(WorkerLost(A, "e" * 1_000_000)))
             lost = await here.ear.hear(WorkerLost)
             assert isinstance(lost, WorkerLost)
             assert len(lost.error) <= agents.TEXT_CHARS_MAX
-            found.send(AgentReport(WorkerStopped(A)), AgentReport(WorkerReady(A)), AgentReport(WorkerReady(B)))
+            found.send(Report(WorkerStopped(A)), Report(WorkerReady(A)), Report(WorkerReady(B)))
             here.backend.order(StartWorker(B, spec("one")))
             await found.hear(StartWorker, 2)
-            found.send(AgentReport(WorkerReady(B)))
+            found.send(Report(WorkerReady(B)))
             await here.ear.hear(WorkerReady, count=2)
             assert not found.ends
 
@@ -452,7 +451,7 @@ def test_a_node_whose_clock_is_wrong() -> None:
 
 def test_frames_and_records_of_chance_end_their_link_only() -> None:
     chance = random.Random(7)
-    good = msgspec.msgpack.encode([finished(), AgentReport(WorkerReady(A)), hello()])
+    good = msgspec.msgpack.encode([finished(), Report(WorkerReady(A)), hello()])
     payloads = [chance.randbytes(chance.randrange(200)) for _ in range(40)]
     for _ in range(80):
         changed = bytearray(good)
@@ -644,7 +643,7 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
         session.acts[NodeOrder](NodeOrder(StopWorker(A, "")))
         session.acts[RunBatch](RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
         await asyncio.sleep(0.05)
-        assert sent == [AgentReport(WorkerStopped(A))], "no batch of it can be lost any more"
+        assert sent == [Report(WorkerStopped(A))], "no batch of it can be lost any more"
         await session.close()
 
     play(scene)
@@ -668,7 +667,7 @@ def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monke
         with pytest.raises(ProtocolError, match="is to be started, but exists already"):
             session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
         session.acts[NodeOrder](NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
-        assert sent[-1] == AgentReport(WorkerLost(A, "it died"))
+        assert sent[-1] == Report(WorkerLost(A, "it died"))
         session.acts[NodeOrder](NodeOrder(ResizeWorker(A, 2)))
         assert not session.node.workers
         await session.close()

@@ -42,7 +42,6 @@ from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.cluster import agent as module
 from sloop.serve.cluster.agent import (
     Agent,
-    AgentReport,
     AgentSession,
     AgentSetup,
     ConnectParts,
@@ -50,7 +49,7 @@ from sloop.serve.cluster.agent import (
     PipelineDrained,
 )
 from sloop.serve.cluster.agents import AgentBackend
-from sloop.serve.messages import CompleteWorker, CutBlock, Run, RunBatch
+from sloop.serve.messages import CompleteWorker, CutBlock, Report, Run, RunBatch
 from sloop.serve.network import BlockClient, Endpoint, NetworkLink, Purpose, connect
 from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
@@ -957,7 +956,7 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: FromAge
                 spec = ReplicaSpec("stage", "cut", Slot(1), node, shape=parts_at((0, 1, 2)))
                 here.backend.order(StartWorker(replica, spec, pipeline=A, place=place))
                 await fake.hear(StartWorker)
-                fake.send(AgentReport(WorkerReady(replica)))
+                fake.send(Report(WorkerReady(replica)))
             await here.ear.hear(WorkerReady, count=2)
             assert await liar.hear(ConnectParts) == ConnectParts(A, B, (HOST, 1))
             await liar.hear(CompleteWorker)
@@ -967,7 +966,7 @@ def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: FromAge
             await until(lambda: bool(liar.ends))
             assert [name for name, _ in here.lost()] == [ONE]
             assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
-            other.send(AgentReport(WorkerCompleted(B)))
+            other.send(Report(WorkerCompleted(B)))
             await here.ear.hear(WorkerCompleted)
             here.backend.run(BatchId(6), B, Run(2, [b"x", b"y"]))
             other.send(finished(replica=B, batch=BatchId(6)))

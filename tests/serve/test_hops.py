@@ -17,9 +17,10 @@ import pytest
 
 from sloop.actions import Action, StartWorker
 from sloop.events import WOKE, Event, Woke, WorkerReady
-from sloop.serve.cluster.agent import Agent, AgentReport, NodeOrder
+from sloop.serve.cluster.agent import Agent, NodeOrder
 from sloop.serve.cpu_quota import Affinity
 from sloop.serve.driver import Driver
+from sloop.serve.messages import Report
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Backend, StageSetup
 from sloop.serve.transport import RecordLink
@@ -56,7 +57,7 @@ class Hops:
             )
 
         def is_ready(record: Any) -> bool:
-            return isinstance(record, AgentReport) and isinstance(record.event, WorkerReady)
+            return isinstance(record, Report) and isinstance(record.event, WorkerReady)
 
         hops = self
         for send in ("send", "tell"):

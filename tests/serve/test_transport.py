@@ -67,14 +67,14 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
         channel = ProcessChannel(theirs)
 
         def speak() -> None:
-            channel.send(FrameKind.SAVE)
+            channel.send(FrameKind.BLOCK)
             channel.send(FrameKind.BLOCK, 1, 5, [large, b"", b"tail"])
             channel.send(FrameKind.BLOCK, 2, 6, [b"small"])
 
         await asyncio.to_thread(speak)
         await until(lambda: len(frames) == 3)
         assert [(f.kind, f.subject, f.value) for f in frames] == [
-            (FrameKind.SAVE, 0, 0),
+            (FrameKind.BLOCK, 0, 0),
             (FrameKind.BLOCK, 1, 5),
             (FrameKind.BLOCK, 2, 6),
         ]
@@ -100,7 +100,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
         rows = [
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
-        link.send(FrameKind.PLAN, 1, 0, rows)
+        link.send(FrameKind.PASS, 1, 0, rows)
         link.send(FrameKind.LARGE)
         assert link.is_congested
         channel = ProcessChannel(theirs)
@@ -171,7 +171,7 @@ def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], Non
 def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> None:
     async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.close()
-        link.send(FrameKind.PLAN, 1, 0, [b"x"])
+        link.send(FrameKind.PASS, 1, 0, [b"x"])
         await until(lambda: bool(ends))
         link.send(FrameKind.LARGE)
         assert len(ends) == 1
@@ -181,7 +181,7 @@ def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> No
 
 def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
     async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        ProcessChannel(theirs).send(FrameKind.SAVE)
+        ProcessChannel(theirs).send(FrameKind.BLOCK)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
         assert ProcessChannel(theirs).receive() is None
     ours, theirs = socket_pair()
     with theirs:
-        ours.send(pack_head(FrameKind.PLAN, 1, 0, 8) + b"half")
+        ours.send(pack_head(FrameKind.PASS, 1, 0, 8) + b"half")
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
             ProcessChannel(theirs).receive()
@@ -229,9 +229,9 @@ def test_a_head_reads_back() -> None:
     ("data", "says"),
     [
         (bytes(HEADER.size), "begins with"),
-        (HEADER.pack(b"SL", 9, FrameKind.PLAN, 0, 0, 0), "version 9"),
+        (HEADER.pack(b"SL", 9, FrameKind.PASS, 0, 0, 0), "version 9"),
         (HEADER.pack(b"SL", VERSION, 99, 0, 0, 0), "unknown kind 99"),
-        (HEADER.pack(b"SL", VERSION, FrameKind.PLAN, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
+        (HEADER.pack(b"SL", VERSION, FrameKind.PASS, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
     ],
 )
 def test_a_malformed_head_is_refused(data: bytes, says: str) -> None:

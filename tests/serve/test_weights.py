@@ -30,9 +30,10 @@ from sloop.actions import Evict, StartWorker, StopWorker
 from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
-from sloop.serve.cluster.agent import AgentReport, AgentSession, AgentSetup, LearnStages, NodeOrder
+from sloop.serve.cluster.agent import AgentSession, AgentSetup, LearnStages, NodeOrder
 from sloop.serve.control.servables import servables_of
 from sloop.serve.copies import IN_CACHE, collect
+from sloop.serve.messages import Report
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
 from sloop.serve.weights import folder as kept
@@ -1072,7 +1073,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         for number, variant in enumerate(("away", "away", "missing", "away")):
             session.start(number, variant)
         session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(3), "")))
-        assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
+        assert session.said[-1] == Report(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
         await until(lambda: len(session.events(WorkerReady)) == 2)
         steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
         assert steps == ["fetching", "spawning", "loading", "warming"]
@@ -1123,7 +1124,7 @@ def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path)
 
         def answers() -> None:
             session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(99), "")))
-            assert session.said[-1] == AgentReport(WorkerStopped(ReplicaId(99)))
+            assert session.said[-1] == Report(WorkerStopped(ReplicaId(99)))
 
         with held(folder):
             session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))

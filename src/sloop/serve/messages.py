@@ -5,7 +5,7 @@ decode, twice that of `struct` for numbers alone, but names, blocks and unions n
 """
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -19,14 +19,22 @@ from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, WorkerId
 
+T = TypeVar("T")
+
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
-# Questions of the edges
+class Report(Struct, Generic[T], frozen=True, array_like=True, tag=True, gc=False):
+    """An event of the core, as it is."""
+
+    event: T
+
+
+# Questions to the deciding process and, of it, to the planner
 
 
 class Topic(StrEnum):
-    """What an edge asks about. Most answers are JSON."""
+    """What a question is about. Most answers are JSON."""
 
     READY = "ready"
     """Whether the server is ready: a `ServerReadiness`."""
@@ -47,10 +55,12 @@ class Topic(StrEnum):
     UNLOAD = "unload"
     """Load a model from the repository, or end one. The answer comes when it serves or has ended: empty, or the fields
     of a `sloop.serve.edge.refusal.Refusal`."""
+    MEMORIES = "memories"
+    """What the policies of the planner remember (`sloop.systems.snapshot.Snapshot`), or why that cannot be saved."""
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """A question of an edge, see `sloop.serve.protocols.PageSource`: about all models, or one, or one version of it."""
+class Ask(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """A question, see `sloop.serve.protocols.PageSource`: about all models, or one, or one version of it."""
 
     about: Topic
     model: str = ""
@@ -58,7 +68,14 @@ class Ask(Struct, frozen=True, array_like=True, tag=4, gc=False):
     limit: int = 0
     """At most so many decisions."""
     number: int = 0
-    """Chosen by the edge, for the answer."""
+    """Chosen by who asks, for the answer."""
+
+
+class Page(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The answer to a question."""
+
+    number: int
+    body: bytes
 
 
 # Between a node and its workers; some also between the deciding process and an agent, whose node passes them on
@@ -79,7 +96,7 @@ class CutBlock(Struct, frozen=True, array_like=True):
     """Of the file beside it with its weights (`sloop.profile.onnx_cut.data_file`); empty if it has none."""
 
 
-class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):
+class ShadowSetup(Struct, frozen=True, array_like=True, tag=True):
     """Which blocks a shadow holds, and of which body."""
 
     stage: str
@@ -90,7 +107,7 @@ class ShadowSetup(Struct, frozen=True, array_like=True, tag=2):
     threads: int = 1
 
 
-class PairSetup(Struct, frozen=True, array_like=True, tag=4):
+class PairSetup(Struct, frozen=True, array_like=True, tag=True):
     """A shadow that a body is to use, and for which batches."""
 
     shadow: WorkerId
@@ -121,7 +138,7 @@ class Run(Struct, frozen=True, array_like=True, gc=False):
     """For each visit the piece to run; None for a visit that is not split. Empty if none is split."""
 
 
-class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
+class RunBatch(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Run a batch."""
 
     batch: BatchId
@@ -133,14 +150,14 @@ class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
     """When it was sent to the worker (`time.monotonic_ns`)."""
 
 
-class Threads(Struct, frozen=True, array_like=True, tag=3, gc=False):
+class Threads(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Use so many threads and this duty cycle from the next batch on."""
 
     threads: int
     duty: float
 
 
-class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
+class CompleteWorker(Struct, frozen=True, array_like=True, tag=True):
     """Load the other layers of a part of a model, which are there, while it serves."""
 
     replica: ReplicaId
@@ -148,7 +165,7 @@ class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
     """To the worker: the files of those layers that came after it started, by their positions."""
 
 
-class Reached(Struct, frozen=True, array_like=True, tag=1, gc=False):
+class Reached(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A worker has come to this point."""
 
     step: Literal["loading", "warming", "waiting", "ready", "resized", "complete", "drained"]
@@ -158,7 +175,7 @@ class Reached(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """Of the socket of a shadow that is ready."""
 
 
-class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
+class BatchFinished(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A batch has finished; see `sloop.serve.protocols.BackendListener`. Of the event, each receiver sets `replica` and
     `faults` itself."""
 
@@ -167,7 +184,7 @@ class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
 
 
-class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
+class BatchRaised(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The model has failed on a batch."""
 
     batch: BatchId
@@ -176,7 +193,7 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A `ModelFailure`, encoded."""
 
 
-class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
+class WorkerDiffers(Struct, frozen=True, array_like=True, tag=True):
     """A request that shared a forward pass of a worker, or of another one of its model, got other outputs than alone.
     The worker lets requests share no pass any more; so does one that is told."""
 
@@ -184,20 +201,20 @@ class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
     why: str
 
 
-class BatchPassed(Struct, frozen=True, array_like=True, tag=2, gc=False):
+class BatchPassed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A part of a model passes on a batch."""
 
     batch: BatchId
 
 
-class ShadowPaired(Struct, frozen=True, array_like=True, tag=5):
+class ShadowPaired(Struct, frozen=True, array_like=True, tag=True):
     """A body shares batches with its shadow as a `PairSetup` says; or it has given the shadow up."""
 
     shadow: WorkerId
     why: str = ""
 
 
-class WorkerRefused(Struct, frozen=True, array_like=True, tag=6):
+class WorkerRefused(Struct, frozen=True, array_like=True, tag=True):
     """A worker cannot start, or cannot go on, and exits."""
 
     why: str
@@ -239,13 +256,13 @@ def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also 
 # To and from edges and agents, and to workers
 
 
-class Free(Struct, frozen=True, array_like=True, tag=20, gc=False):
+class Free(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A block that the other side has written is no longer needed."""
 
     block: Address
 
 
-class Close(Struct, frozen=True, array_like=True, tag=21):
+class Close(Struct, frozen=True, array_like=True, tag=True):
     """End: an agent stops all workers first, an edge gives clients a moment to take their answers."""
 
     why: str = ""
@@ -255,7 +272,7 @@ class Close(Struct, frozen=True, array_like=True, tag=21):
 # From an edge to the deciding process
 
 
-class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
+class Submit(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """One request. See `sloop.serve.edge.sink.EdgeSink`."""
 
     number: int
@@ -279,13 +296,13 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     to the core and is not split."""
 
 
-class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):
+class Cancel(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The client of a request has disconnected."""
 
     number: int
 
 
-class EdgeCounts(Struct, array_like=True, tag=6):
+class EdgeCounts(Struct, array_like=True, tag=True):
     """What an edge has counted since it began, and how much it holds now. Sent about every second."""
 
     held_bytes: int = 0
@@ -345,7 +362,7 @@ FromEdge = Submit | Cancel | Free | Ask | EdgeCounts
 # From the deciding process to an edge
 
 
-class RequestEnded(Struct, frozen=True, array_like=True, tag=1, gc=False):
+class RequestEnded(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """How a request ended, and the blocks of its answer if it was served or late: one entry for each need of the
     answer."""
 
@@ -360,13 +377,6 @@ class RequestEnded(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """Rejected by a model, because of what the client sent."""
 
 
-class Page(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """The answer to a question of the edge."""
-
-    number: int
-    body: bytes
-
-
 class VariantJoining(Struct, frozen=True, array_like=True):
     """Whether requests for one variant of a stage may share a forward pass."""
 
@@ -379,7 +389,7 @@ class VariantJoining(Struct, frozen=True, array_like=True):
     """Why they may; empty if they may not."""
 
 
-class OfferModel(Struct, frozen=True, array_like=True, tag=4):
+class OfferModel(Struct, frozen=True, array_like=True, tag=True):
     """A model that edges offer. It replaces the one of this name, if there is one. One without `answers` has ended: it
     is offered no longer, and its open requests are finished."""
 
@@ -397,15 +407,15 @@ class OfferModel(Struct, frozen=True, array_like=True, tag=4):
     """Of the version that serves most requests."""
 
 
-class DrainEdge(Struct, frozen=True, array_like=True, tag=6):
+class DrainEdge(Struct, frozen=True, array_like=True, tag=True):
     """The server begins to drain: close idle connections."""
 
 
-class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
+class ReloadFiles(Struct, frozen=True, array_like=True, tag=True):
     """Read keys and certificates again, and open the access log anew."""
 
 
-class Holders(Struct, frozen=True, array_like=True, tag=9):
+class Holders(Struct, frozen=True, array_like=True, tag=True):
     """Which processes hold arenas, by their numbers (`sloop.shared_memory.Arenas`): agents, and for agents also the
     deciding process."""
 

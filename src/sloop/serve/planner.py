@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -26,26 +27,16 @@ from msgspec import Struct
 from sloop.core import ApplicationParts
 from sloop.core.monitor import SLACK_BUCKETS_KEPT
 from sloop.core.planner import Planner
-from sloop.core.views import (
-    ApplicationView,
-    Belief,
-    BeliefKey,
-    Bucket,
-    CoreDemand,
-    NodeView,
-    PlanInput,
-    ReplicaView,
-    StageView,
-    Traffic,
-)
-from sloop.events import Deployed, Planned, SystemChanged
+from sloop.core.views import ApplicationView, Belief, BeliefKey, Bucket, PlanInput
+from sloop.events import Deployed, Planned, Removed, SystemChanged
 from sloop.profile.estimate import Estimate
 from sloop.profile.size_law import SizeLessons
+from sloop.serve.messages import Ask, Page, Report, Topic, decoder
 from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
+from sloop.serve.transport import ProcessChannel, RecordLink, records_in, socket_pair
 from sloop.systems.setup import build
 from sloop.systems.snapshot import Snapshot, SnapshotError, save_memories
-from sloop.vocabulary import Plan, Visit
+from sloop.vocabulary import version_key
 
 ANSWER_S_MAX: Final = 20.0
 """Seconds after which a process that has not answered is replaced; less than the core waits (`PLANNER_NS_MAX`)."""
@@ -62,76 +53,57 @@ COMPLETE: Final = 2
 """How many requests have all buckets after old ones have changed: the view of a plan that the core requests together
 with the change may be older than the change."""
 
+NO_BELIEFS: Final[Mapping[BeliefKey, Belief]] = {}
+
 _log: Final = logging.getLogger("sloop.planner")
 
 
-# What is sent. Structs as arrays: without the names of their fields, they take half the time and bytes.
+# What is sent
 
 
-class BucketChanges(Struct, array_like=True):
-    """The buckets of a stage, or of an application: those that the process does not have."""
-
-    count: int
-    """How many there are now, with those that the process has."""
-    new: Sequence[Bucket]
-    is_complete: bool
-    """Whether `new` are all of them."""
-
-
-Correction = tuple[float, float, SizeLessons, float]
+Lesson = tuple[float, float, SizeLessons, float]
 """What an estimate has learnt: its factor, how much the profile alone still counts in it, the lessons about sizes, and
 the ratio of means to the estimate."""
 
 
-class SentStage(Struct, array_like=True):
-    """A stage, without what its definition says."""
+class PlanRequest(Struct, array_like=True, tag=True):
+    """A `PlanInput`, without the estimates and the buckets that the process has."""
 
-    running: int
-    visits: float
-    queue: Sequence[Visit]
-    series: BucketChanges
-    replicas: tuple[ReplicaView, ...]
-    corrections: Sequence[Correction]
-    starts: Sequence[tuple[str, str, int]]
-    """`StageView.starts_ns`, each with its variant and hardware."""
-
-
-class SentApplication(Struct, array_like=True):
-    """An application version that is to be planned, without what its definition says."""
-
-    key: str
-    share: float
-    weight: float
-    bucket_ns: int
-    stages: Sequence[SentStage]
-    ingress: BucketChanges | None
-    """None: the same as of its only stage."""
-    plan: Plan | None
-    choice: str
-
-
-class PlanRequest(Struct, array_like=True):
-    """A `PlanInput`, with the buckets that the process does not have."""
-
-    number: int
-    now_ns: int
-    nodes: tuple[NodeView, ...]
-    due: Sequence[SentApplication]
-    others: Sequence[CoreDemand]
+    given: PlanInput
+    lessons: Sequence[Sequence[Lesson]]
+    """By application, those of the estimates of all its stages, in order."""
+    counts: Sequence[Sequence[int]]
+    """By application, how many buckets each stage has now, with those that the process has; and then the application,
+    unless its buckets are those of its only stage."""
 
 
 Definition = Deployed | SystemChanged
 """What describes an application version completely."""
+ToPlanner = Report[Definition | Removed] | PlanRequest | Ask
+"""It makes plans for a version until that is `Removed`. `Topic.MEMORIES` is the only question."""
+FromPlanner = Report[Planned] | Page
 
 
 class _SentBuckets:
     """Which buckets of an application version the process has."""
 
-    def __init__(self, stages: int) -> None:
-        self.last_ns = [-1] * (stages + 1)
+    def __init__(self, series: int) -> None:
+        self.last_ns = [-1] * series
         """Start of the last one of each stage and of the application."""
         self.complete = COMPLETE
         """How many of the next requests must have all buckets."""
+
+    def new(self, at: int, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+        """Those that are to be sent."""
+        last_ns = self.last_ns[at]
+        if buckets:
+            self.last_ns[at] = buckets[-1].start_ns
+        if self.complete:
+            return buckets
+        first = len(buckets)
+        while first and buckets[first - 1].start_ns > last_ns:
+            first -= 1
+        return buckets[first:]
 
 
 class PlanSender:
@@ -151,53 +123,36 @@ class PlanSender:
 
     def request_of(self, given: PlanInput) -> PlanRequest:
         """What the process needs for this input, which follows those before."""
-        due = [self._application(view) for view in given.due]
-        return PlanRequest(given.number, given.now_ns, given.nodes, due, given.others)
+        lessons = [[_lesson(each) for stage in view.stages for each in stage.beliefs.values()] for view in given.due]
+        counts = [list(map(len, _series(view))) for view in given.due]
+        return PlanRequest(replace(given, due=tuple(map(self._unsent, given.due))), lessons, counts)
 
-    def _application(self, view: ApplicationView) -> SentApplication:
-        sent = self._sent.get(view.key)
-        if sent is None:
-            self._sent[view.key] = sent = _SentBuckets(len(view.stages))
-        stages = [_sent_stage(sent, at, stage) for at, stage in enumerate(view.stages)]
-        is_same = len(stages) == 1 and _are_same(view.ingress.buckets, view.stages[0].buckets)
-        ingress = None if is_same else _series(sent, -1, view.ingress.buckets)
+    def _unsent(self, view: ApplicationView) -> ApplicationView:
+        """The view without estimates, and with the buckets that the process does not have."""
+        sent = self._sent.setdefault(view.key, _SentBuckets(len(view.stages) + 1))
+        new = [sent.new(at, buckets) for at, buckets in enumerate(_series(view))]
         sent.complete = max(0, sent.complete - 1)
-        return SentApplication(
-            key=view.key,
-            share=view.share,
-            weight=view.weight,
-            bucket_ns=view.ingress.bucket_ns,
-            stages=stages,
-            ingress=ingress,
-            plan=view.plan,
-            choice=view.choice,
-        )
+        return _with_traffic(view, new, dict.fromkeys([stage.name for stage in view.stages], NO_BELIEFS))
 
 
-def _sent_stage(sent: _SentBuckets, at: int, stage: StageView) -> SentStage:
-    corrections = [
-        (each.correction, each.prior_weight, each.size_lessons, each.mean_ratio) for each in stage.beliefs.values()
+def _series(view: ApplicationView) -> list[Sequence[Bucket]]:
+    """The buckets of each stage, and then of the application."""
+    return [*(stage.buckets for stage in view.stages), view.ingress.buckets]
+
+
+def _with_traffic(
+    view: ApplicationView, series: Sequence[Sequence[Bucket]], beliefs: Mapping[str, Mapping[BeliefKey, Belief]]
+) -> ApplicationView:
+    """The view with other buckets, in the order of `_series`, and with other estimates of each stage."""
+    stages = [
+        replace(stage, beliefs=beliefs[stage.name], buckets=buckets)
+        for stage, buckets in zip(view.stages, series, strict=False)
     ]
-    series = _series(sent, at, stage.buckets)
-    starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
-    return SentStage(stage.running, stage.visits, stage.queue, series, stage.replicas, corrections, starts)
+    return replace(view, stages=tuple(stages), ingress=replace(view.ingress, buckets=series[-1]))
 
 
-def _series(sent: _SentBuckets, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
-    last_ns = sent.last_ns[at]
-    if buckets:
-        sent.last_ns[at] = buckets[-1].start_ns
-    if sent.complete:
-        return BucketChanges(len(buckets), buckets, is_complete=True)
-    first = len(buckets)
-    while first and buckets[first - 1].start_ns > last_ns:
-        first -= 1
-    return BucketChanges(len(buckets), buckets[first:], is_complete=False)
-
-
-def _are_same(one: Sequence[Bucket], other: Sequence[Bucket]) -> bool:
-    """Whether these are the same objects; the first and the last decide."""
-    return len(one) == len(other) and (not one or (one[0] is other[0] and one[-1] is other[-1]))
+def _lesson(belief: Belief) -> Lesson:
+    return belief.correction, belief.prior_weight, belief.size_lessons, belief.mean_ratio
 
 
 # The server's side
@@ -213,23 +168,19 @@ class PlannerProcess:
         self._loop = loop
         self._report: Callable[[Planned], None] = lambda _: None
         self._answer_s_max, self._late_s = answer_s_max, late_s
-        self._definitions: dict[str, bytes] = {}
+        self._definitions: dict[str, Definition] = {}
         self._prepared: dict[str, Definition] = {}
         """By key, versions under the systems that were ordered for them."""
         self._sender = PlanSender()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Planned)
         self._process: subprocess.Popen[bytes] | None = None
         self._killed: list[subprocess.Popen[bytes]] = []
         """Processes whose end is still to come."""
-        self._link: ProcessLink | None = None
+        self._link: RecordLink | None = None
         self._asked: tuple[int, tuple[str, ...]] | None = None
         """Number and keys of the request that is not answered."""
         self._number = 0
         self._on_saved: Callable[[int, Snapshot | str], None] | None = None
         """Who asked for the state of the policies and has no answer yet."""
-        self._saved_number = 0
-        """The number of the last request before the question."""
         self._late_timer: TimerHandle | None = None
         self._answer_timer: TimerHandle | None = None
         self._restart_timer: TimerHandle | None = None
@@ -256,9 +207,9 @@ class PlannerProcess:
 
     def add(self, key: str, definition: Definition) -> None:
         """Let the process plan for one more application version, or for one under another system."""
-        self._definitions[key] = encoded = self._encoder.encode((key, definition))
+        self._definitions[key] = definition
         if self._link is not None:
-            self._link.send(FrameKind.DEFINE, payload=[encoded])
+            self._link.tell(Report(definition))
 
     def prepare(self, key: str, definition: Definition) -> None:
         """Another system is ordered for an application version. It plans from the next `change_system` on."""
@@ -273,8 +224,9 @@ class PlannerProcess:
         """An application version has ended."""
         self._sender.forget(key)
         self._prepared.pop(key, None)
-        if self._definitions.pop(key, None) is not None and self._link is not None:
-            self._link.send(FrameKind.DEFINE, payload=[self._encoder.encode((key, None))])
+        ended = self._definitions.pop(key, None)
+        if ended is not None and self._link is not None:
+            self._link.tell(Report(Removed(ended.application, ended.version)))
 
     def traffic_changed(self, key: str) -> None:
         """The past traffic of an application version has changed, because other versions have begun or ended."""
@@ -285,16 +237,16 @@ class PlannerProcess:
         self._restart_timer = None
         ours, theirs = socket_pair()
         with theirs:
-            self._link = link = ProcessLink(self._loop, ours)
-            link.attach(self._on_frame, self._fail)
+            acts: dict[type, Callable[[Any], None]] = {Report: self._on_planned, Page: self._on_memories}
+            self._link = link = RecordLink(self._loop, ours, FromPlanner, acts, self._fail)
             try:
                 arguments = (theirs.fileno(), os.getpid(), int(self._is_humble))
                 self._process = spawn("sloop.serve.planner", arguments, [theirs.fileno()])
             except OSError as error:
                 self._fail(f"cannot be started: {error}")
                 return
-        for encoded in self._definitions.values():
-            link.send(FrameKind.DEFINE, payload=[encoded])
+        for definition in self._definitions.values():
+            link.tell(Report(definition))
         if self._on_saved is not None:
             self.save(self._on_saved)
 
@@ -303,9 +255,9 @@ class PlannerProcess:
         in it, and the state, or why it cannot be saved. False if the process was never started."""
         if not self.is_started:
             return False
-        self._on_saved, self._saved_number = then, self._number
+        self._on_saved = then
         if self._link is not None:
-            self._link.send(FrameKind.SAVE)
+            self._link.tell(Ask(Topic.MEMORIES, number=self._number))
         return True
 
     def request(self, given: PlanInput) -> None:
@@ -317,7 +269,7 @@ class PlannerProcess:
             self._report(Planned(given.number, {}, dict.fromkeys(keys, why), restarted=True))
             return
         self._asked = (given.number, keys)
-        self._link.send(FrameKind.PLAN, given.number, payload=[self._encoder.encode(self._sender.request_of(given))])
+        self._link.tell(self._sender.request_of(given))
         self._late_timer = self._loop.call_later(self._late_s, self._hurry)
         self._answer_timer = self._loop.call_later(self._answer_s_max, self._give_up)
 
@@ -335,23 +287,18 @@ class PlannerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await self._loop.run_in_executor(None, process.wait, CLOSE_S_MAX)
 
-    def _on_frame(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.SAVE:
-            then, self._on_saved = self._on_saved, None
-            if then is not None:
-                then(self._saved_number, msgspec.json.decode(frame.payload, type=Snapshot | str))
-            return
-        try:
-            planned = self._decoder.decode(frame.payload)
-        except msgspec.DecodeError as error:
-            self._fail(f"sent an answer that cannot be read: {error}")
-            return
+    def _on_memories(self, page: Page) -> None:
+        then, self._on_saved = self._on_saved, None
+        if then is not None:
+            then(page.number, msgspec.json.decode(page.body, type=Snapshot | str))
+
+    def _on_planned(self, record: Report[Planned]) -> None:
         self._asked = None
         self._stop_timers()
         if self._is_hurried and self._process is not None:
             self._is_hurried = False
             set_priority(self._process.pid, humble=True)
-        self._report(planned)
+        self._report(record.event)
 
     def _hurry(self) -> None:
         """The answer is late. Perhaps all cores are busy, and the lowest priority gets no time."""
@@ -413,63 +360,30 @@ class _Known:
     """What the process knows of an application version."""
 
     def __init__(self, parts: ApplicationParts) -> None:
-        graph = parts.graph
-        self.paths = graph.paths
-        self.slo_ns = graph.slo_ns
-        self.stages = tuple((name, stage.after) for name, stage in graph.stages.items())
-        self.beliefs: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
+        self._beliefs: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in parts.graph.stages}
         for (name, variant, hardware), belief in parts.beliefs.items():
-            self.beliefs[name][variant, hardware] = belief
-        self.buckets: dict[str, list[Bucket]] = {}
-        """By stage; those of the application under ""."""
+            self._beliefs[name][variant, hardware] = belief
+        self._series: list[list[Bucket]] = [[] for _ in (*self._beliefs, parts)]
+        """The buckets of each stage, and then of the application."""
 
-    def view(self, sent: SentApplication) -> ApplicationView:
+    def view(self, sent: ApplicationView, lessons: Sequence[Lesson], counts: Sequence[int]) -> ApplicationView:
         """The application version as it is now."""
-        stages = tuple([self._stage(*pair, sent.bucket_ns) for pair in zip(self.stages, sent.stages, strict=True)])
-        ingress = stages[0].buckets if sent.ingress is None else self._follow("", sent.ingress)
-        return ApplicationView(
-            key=sent.key,
-            stages=stages,
-            ingress=Traffic(buckets=ingress, bucket_ns=sent.bucket_ns),
-            share=sent.share,
-            weight=sent.weight,
-            paths=self.paths,
-            plan=sent.plan,
-            choice=sent.choice,
-        )
+        estimates = [each for stage in self._beliefs.values() for each in stage.values()]
+        for estimate, lesson in zip(estimates, lessons, strict=True):
+            assert isinstance(estimate, Estimate), estimate
+            estimate.apply(*lesson)
+        series = [_followed(*each) for each in zip(self._series, _series(sent), counts, strict=True)]
+        return _with_traffic(sent, series, self._beliefs)
 
-    def _stage(self, declared: tuple[str, tuple[str, ...]], sent: SentStage, bucket_ns: int) -> StageView:
-        name, after = declared
-        beliefs = self.beliefs[name]
-        for belief, correction in zip(beliefs.values(), sent.corrections, strict=True):
-            assert isinstance(belief, Estimate), belief
-            belief.apply(*correction)
-        return StageView(
-            name=name,
-            slo_ns=self.slo_ns,
-            after=after,
-            beliefs=beliefs,
-            replicas=sent.replicas,
-            queue=tuple(sent.queue),
-            running=sent.running,
-            buckets=self._follow(name, sent.series),
-            bucket_ns=bucket_ns,
-            visits=sent.visits,
-            starts_ns={(variant, hardware): start_ns for variant, hardware, start_ns in sent.starts},
-        )
 
-    def _follow(self, name: str, series: BucketChanges) -> tuple[Bucket, ...]:
-        """The buckets after these changes, as the core's monitor keeps them."""
-        kept = self.buckets.setdefault(name, [])
-        if series.is_complete:
-            kept[:] = series.new
-        else:
-            kept += series.new
-            del kept[: len(kept) - series.count]
-            for bucket in kept[-SLACK_BUCKETS_KEPT - len(series.new) : -SLACK_BUCKETS_KEPT]:
-                bucket.slack_ns = []
-        assert len(kept) == series.count, f"{len(kept)} buckets of {name!r}, not {series.count}"
-        return tuple(kept)
+def _followed(kept: list[Bucket], new: Sequence[Bucket], count: int) -> tuple[Bucket, ...]:
+    """The `count` buckets after new ones have come, as the core's monitor keeps them."""
+    kept += new
+    del kept[: len(kept) - count]
+    for bucket in kept[-SLACK_BUCKETS_KEPT - len(new) : -SLACK_BUCKETS_KEPT]:
+        bucket.slack_ns = []
+    assert len(kept) == count, f"{len(kept)} buckets, not {count}"
+    return tuple(kept)
 
 
 class PlanReceiver:
@@ -488,8 +402,14 @@ class PlanReceiver:
 
     def input_of(self, request: PlanRequest) -> PlanInput:
         """The input that was sent. Leaves out application versions that it does not know."""
-        due = tuple([self._known[each.key].view(each) for each in request.due if each.key in self._known])
-        return PlanInput(request.number, request.now_ns, request.nodes, due, tuple(request.others))
+        given = request.given
+        sent = zip(given.due, request.lessons, request.counts, strict=True)
+        due = [
+            self._known[view.key].view(view, lessons, counts)
+            for view, lessons, counts in sent
+            if view.key in self._known
+        ]
+        return replace(given, due=tuple(due))
 
 
 class PlanningProcess:
@@ -501,25 +421,28 @@ class PlanningProcess:
         self._parts: dict[str, ApplicationParts] = {}
         self._broken: dict[str, str] = {}
         """By key, why an application version cannot be built."""
-        self._definitions = msgspec.msgpack.Decoder(tuple[str, Definition | None])
-        self._requests = msgspec.msgpack.Decoder(PlanRequest)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._decode = decoder(list[ToPlanner]).decode
 
     def serve(self) -> None:
         """Process frames; returns when the server closes the socket."""
         while (frame := self._channel.receive()) is not None:
-            if frame.kind is FrameKind.PLAN:
-                self._channel.send(FrameKind.PLAN, frame.subject, payload=[self._answer(frame.payload)])
-            elif frame.kind is FrameKind.SAVE:
-                self._channel.send(FrameKind.SAVE, payload=[msgspec.json.encode(self._saved())])
-            elif frame.kind is FrameKind.DEFINE:
-                self._define(*self._definitions.decode(frame.payload))
+            for record in records_in(frame, self._decode):
+                self._follow(record)
 
-    def _define(self, key: str, given: Definition | None) -> None:
-        if key in self._parts or key in self._broken:
-            self._discard(key)
-        if given is None:
-            return
+    def _follow(self, record: ToPlanner) -> None:
+        match record:
+            case PlanRequest():
+                self._channel.tell(Report(self._planned(record)))
+            case Ask(number=number):
+                self._channel.tell(Page(number, msgspec.json.encode(self._saved())))
+            case Report(Removed(application, version)):
+                self._discard(version_key(application, version))
+            case Report(Deployed() | SystemChanged() as definition):
+                self._define(definition)
+
+    def _define(self, given: Definition) -> None:
+        key = version_key(given.application, given.version)
+        self._discard(key)
         try:
             parts = build(given.application, given.version, given.definition)
         except (Exception, SystemExit) as error:  # a user's file may do anything
@@ -530,10 +453,10 @@ class PlanningProcess:
         self._planner.add(key, parts.policies, parts.choices)
 
     def _discard(self, key: str) -> None:
-        if self._broken.pop(key, None) is None:
+        self._broken.pop(key, None)
+        if self._parts.pop(key, None) is not None:
             self._planner.discard(key)
-        self._receiver.discard(key)
-        self._parts.pop(key, None)
+            self._receiver.discard(key)
 
     def _saved(self) -> Snapshot | str:
         """What the policies remember, or why that cannot be saved."""
@@ -542,12 +465,10 @@ class PlanningProcess:
         except SnapshotError as error:
             return error.what
 
-    def _answer(self, payload: memoryview) -> bytes:
-        request = self._requests.decode(payload)
+    def _planned(self, request: PlanRequest) -> Planned:
         planned = self._planner.plan(self._receiver.input_of(request))
-        broken = {each.key: self._broken[each.key] for each in request.due if each.key in self._broken}
-        planned = msgspec.structs.replace(planned, errors=planned.errors | broken)
-        return self._encoder.encode(planned)
+        broken = {each.key: self._broken[each.key] for each in request.given.due if each.key in self._broken}
+        return msgspec.structs.replace(planned, errors=planned.errors | broken)
 
 
 def main(arguments: Sequence[str]) -> None:

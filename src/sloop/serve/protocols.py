@@ -184,7 +184,7 @@ class Servable(Struct, frozen=True):
         return tuple(rows for rows in self.batches if not most or rows <= most) or self.batches[:1]
 
 
-class StageSetup(Struct, frozen=True, array_like=True, tag=1):
+class StageSetup(Struct, frozen=True, array_like=True, tag=True):
     """What a worker serves."""
 
     worker: WorkerId
@@ -207,7 +207,7 @@ class StageSetup(Struct, frozen=True, array_like=True, tag=1):
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
 
 
-class SpareProcesses(Struct, frozen=True, array_like=True, tag=8):
+class SpareProcesses(Struct, frozen=True, array_like=True, tag=True):
     """The workers of a machine that wait for a model, and their memory."""
 
     count: int = 0

@@ -46,19 +46,10 @@ class FrameKind(IntEnum):
     """The message types. Each frame also carries two numbers, `subject` and `value`. An answer has the kind of its
     order."""
 
-    DEFINE = 4
-    """To the planner: the payload has the key of an application version, and its definition, or none if the version has
-    ended."""
-    PLAN = 6
-    """To the planner: make the plans of request `subject`; the payload has what has changed since the last one. From
-    it: these plans."""
-    SAVE = 7
-    """To the planner: tell the state of the policies after the plans so far. From it: that, or why it cannot be
-    saved."""
     RECORDS = 18
-    """From and to a worker, an edge, an agent, or the process that speaks with Ray: the payload is a list of records,
-    those of one turn of the event loop. An edge says with an empty list that it lives; either end of a link between
-    machines says so without a payload, also on a link that carries no records."""
+    """From and to a worker, an edge, an agent, the planner, or the process that speaks with Ray: the payload is a list
+    of records, those of one turn of the event loop. An edge says with an empty list that it lives; either end of a link
+    between machines says so without a payload, also on a link that carries no records."""
     BLOCK = 21
     """To an agent: send the block whose address is the payload; `subject` is the number of this request. From it: that
     block; if `value` is negative, the payload says why there is none."""

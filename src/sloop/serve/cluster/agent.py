@@ -68,6 +68,7 @@ from sloop.serve.messages import (
     CompleteWorker,
     Free,
     Holders,
+    Report,
     RunBatch,
     WorkerDiffers,
 )
@@ -120,13 +121,15 @@ WorkerReport = (
     BatchSilent | WorkerProgressed | WorkerReady | WorkerCompleted | WorkerLost | WorkerStopped | WorkerResized
 )
 """The events about a worker that an agent reports."""
+NodeEvent = WorkerReport | Transferred | TransferFailed
+"""All events that it reports."""
 _log: Final = logging.getLogger("sloop.agent")
 
 
 # From an agent to the deciding process
 
 
-class AgentHello(Struct, frozen=True, array_like=True, tag=1):
+class AgentHello(Struct, frozen=True, array_like=True, tag=True):
     """An agent introduces its node."""
 
     name: str
@@ -146,19 +149,13 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
     """The models in its cache: the key of the location (`ModelSource.key`), and the SHA-256 of the model's file."""
 
 
-class AgentReport(Struct, frozen=True, array_like=True, tag=2):
-    """An event, as it is."""
-
-    event: WorkerReport | Transferred | TransferFailed
-
-
-class PipelineDrained(Struct, frozen=True, array_like=True, tag=9):
+class PipelineDrained(Struct, frozen=True, array_like=True, tag=True):
     """The last part of a pipeline has answered all batches that came, and no more come."""
 
     replica: ReplicaId
 
 
-class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
+class WorkersKept(Struct, frozen=True, array_like=True, tag=True):
     """The workers that run on, of those that the deciding process wants to keep. All others have stopped."""
 
     kept: tuple[KeptWorker, ...]
@@ -166,7 +163,7 @@ class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
 
 FromAgent = (
     AgentHello
-    | AgentReport
+    | Report[NodeEvent]
     | BatchFinished
     | BatchRaised
     | WorkerDiffers
@@ -180,7 +177,7 @@ FromAgent = (
 # From the deciding process to an agent
 
 
-class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
+class AgentSetup(Struct, frozen=True, array_like=True, tag=True):
     """The agent's number among the processes that hold arenas."""
 
     holder: int
@@ -193,7 +190,7 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
     """Whether another deciding process can take the place of this one. If not, no worker is kept for it."""
 
 
-class LearnStages(Struct, frozen=True, array_like=True, tag=2):
+class LearnStages(Struct, frozen=True, array_like=True, tag=True):
     """All models and stages whose replicas may be started from now on. The agent forgets all others."""
 
     servables: list[tuple[str, str, Servable]]
@@ -202,7 +199,7 @@ class LearnStages(Struct, frozen=True, array_like=True, tag=2):
     threads_prepared: int
 
 
-class NodeOrder(Struct, frozen=True, array_like=True, tag=4):
+class NodeOrder(Struct, frozen=True, array_like=True, tag=True):
     """An order of the core, as it is."""
 
     order: StartWorker | StopWorker | ResizeWorker | AdoptWorker | Transfer | CancelTransfer | Evict
@@ -213,7 +210,7 @@ class NodeOrder(Struct, frozen=True, array_like=True, tag=4):
     brings these sources."""
 
 
-class ConnectParts(Struct, frozen=True, array_like=True, tag=17):
+class ConnectParts(Struct, frozen=True, array_like=True, tag=True):
     """Batches pass from a part of a model to the next one."""
 
     before: ReplicaId
@@ -450,7 +447,7 @@ class AgentSession:
         if events is None:
             raise ProtocolError(f"worker {order.worker} was adopted, but it was not kept")
         for event in events:
-            self._send(AgentReport(event))
+            self._send(Report(event))
 
     def _tell_kept(self) -> None:
         """Say which workers are kept, if all others have stopped."""
@@ -561,7 +558,7 @@ class AgentSession:
         """See `sloop.serve.protocols.BackendListener`. Events about batches are not kept until an adoption, because an
         adopted worker has none."""
         if isinstance(event, Transferred | TransferFailed):
-            self._send(AgentReport(event))
+            self._send(Report(event))
             return
         assert isinstance(event, WorkerReport)
         number = event.replica if isinstance(event, BatchSilent) else event.worker
@@ -570,7 +567,7 @@ class AgentSession:
             for key in [key for key in self._batches if key[0] == number]:
                 self._end_batch(*key)
         if kept is None:
-            self._send(AgentReport(event))
+            self._send(Report(event))
         elif not isinstance(event, BatchSilent):
             kept.append(event)
         self._tell_kept()

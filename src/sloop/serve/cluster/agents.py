@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatchmethod
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, Protocol, get_args, get_origin
 
 import msgspec
 from msgspec import Struct, structs
@@ -36,11 +36,11 @@ from sloop.profile.onnx_cut import data_file
 from sloop.serve.blocks import FarBlocks
 from sloop.serve.cluster.agent import (
     AgentHello,
-    AgentReport,
     AgentSetup,
     ConnectParts,
     FromAgent,
     LearnStages,
+    NodeEvent,
     NodeOrder,
     PipelineDrained,
     WorkerReport,
@@ -54,6 +54,7 @@ from sloop.serve.messages import (
     CompleteWorker,
     Free,
     Holders,
+    Report,
     Run,
     RunBatch,
     WorkerDiffers,
@@ -118,7 +119,7 @@ CHAIN_PEERS_MAX: Final = 8
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
-IGNORING: Final = dict.fromkeys(get_args(FromAgent), lambda record: None)
+IGNORING: Final = {get_origin(kind) or kind: lambda record: None for kind in get_args(FromAgent)}
 """The acts for an agent whose connection is to end: what it still sends is ignored."""
 
 _log: Final = logging.getLogger("sloop.backend")
@@ -309,7 +310,7 @@ class AgentBackend(KnownStages):
         self._has_begun = self._is_left = False
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
             WorkersKept: self._on_kept,
-            AgentReport: self._on_reported,
+            Report: self._on_reported,
             BatchFinished: self._on_finished,
             PipelineDrained: self._on_drained,
             BatchRaised: self._on_raised,
@@ -830,7 +831,7 @@ class AgentBackend(KnownStages):
         """The workers that are not to be kept once more."""
         return {*self._workers, *(worker for agent in self._agents.values() for worker in agent.kept)}
 
-    def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
+    def _on_reported(self, agent: _ConnectedAgent, record: Report[NodeEvent]) -> None:
         event = record.event
         if isinstance(event, events.Transferred | events.TransferFailed):
             self._on_transfer(agent, event)

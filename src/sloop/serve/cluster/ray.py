@@ -60,7 +60,7 @@ T = TypeVar("T")
 # To the process that speaks with Ray
 
 
-class Want(Struct, frozen=True, array_like=True, tag=2):
+class Want(Struct, frozen=True, array_like=True, tag=True):
     """Have an agent on each of these nodes, and on no others."""
 
     nodes: list[Node]
