@@ -22,7 +22,7 @@ from msgspec import Struct
 from sloop.actions import StartBatch
 from sloop.cuda import CudaDevice
 from sloop.errors import MachineError
-from sloop.events import Finished
+from sloop.events import Finished, WorkerLost, WorkerReady
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Grant
 from sloop.serve.messages import (
@@ -34,9 +34,9 @@ from sloop.serve.messages import (
     PairSetup,
     PassedBatch,
     Reached,
+    Report,
     Run,
     RunBatch,
-    ShadowPaired,
     ShadowSetup,
     Threads,
     WorkerDiffers,
@@ -501,10 +501,10 @@ class SimulatedProcess:
             return
         found = self._processes.alive.get(setup.process)
         if found is None or found.is_dead:
-            self._say(ShadowPaired(setup.shadow, "its shadow does not answer"))
+            self._say(Report(WorkerLost(setup.shadow, "its shadow does not answer")))
             return
         self.pair = found, Worker(found._served.cores, setup.blocks)
-        self._say(ShadowPaired(setup.shadow))
+        self._say(Report(WorkerReady(setup.shadow)))
 
     def _stop(self) -> None:
         self._is_stopping = True

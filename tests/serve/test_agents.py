@@ -42,13 +42,12 @@ from sloop.serve.cluster.agent import (
     FromAgent,
     LearnStages,
     NodeOrder,
-    PipelineDrained,
     ToAgent,
     WorkersKept,
 )
 from sloop.serve.cluster.agents import AgentBackend
 from sloop.serve.cluster.ray import RayNodes, Want
-from sloop.serve.messages import BatchFinished, BatchRaised, Close, Free, Holders, Report, Run, RunBatch
+from sloop.serve.messages import BatchFinished, BatchRaised, Close, Free, Holders, Reached, Report, Run, RunBatch
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -377,7 +376,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SpareProcesses(-1)],
     "weights that nobody has ordered": lambda own, _: [Report(Transferred(TransferId(0), "one"))],
-    "no part is drained": lambda own, _: [PipelineDrained(A)],
+    "no part is drained": lambda own, _: [Reached("drained", worker=A)],
     "completed though no part": lambda own, _: [Report(WorkerCompleted(A))],
 }
 

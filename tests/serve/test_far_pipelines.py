@@ -46,10 +46,9 @@ from sloop.serve.cluster.agent import (
     AgentSetup,
     ConnectParts,
     FromAgent,
-    PipelineDrained,
 )
 from sloop.serve.cluster.agents import AgentBackend
-from sloop.serve.messages import CompleteWorker, CutBlock, Report, Run, RunBatch
+from sloop.serve.messages import CompleteWorker, CutBlock, Reached, Report, Run, RunBatch
 from sloop.serve.network import BlockClient, Endpoint, NetworkLink, Purpose, connect
 from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
@@ -940,8 +939,10 @@ LIES: dict[str, FromAgent] = {
     "a part of another node": finished(replica=B),
     "finished with the first layers": finished(),
     "finished with another batch": finished(batch=BatchId(6)),
-    "drained as the first part": PipelineDrained(A),
-    "drained as a part of another node": PipelineDrained(B),
+    "drained as the first part": Reached("drained", worker=A),
+    "another step": Reached("complete", worker=A),
+    "drained as nobody": Reached("drained"),
+    "drained as a part of another node": Reached("drained", worker=B),
 }
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from sloop.actions import Piece
 from sloop.app.limits import Limits
-from sloop.events import Finished
+from sloop.events import Finished, WorkerLost, WorkerReady
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks
 from sloop.shared_memory import Address
@@ -173,6 +173,8 @@ class Reached(Struct, frozen=True, array_like=True, tag=True, gc=False):
     layers; or the way from the part before has ended, and no more batches come."""
     address: bytes = b""
     """Of the socket of a shadow that is ready."""
+    worker: WorkerId | None = None
+    """Which worker, if an agent says it."""
 
 
 class BatchFinished(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -207,13 +209,6 @@ class BatchPassed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     batch: BatchId
 
 
-class ShadowPaired(Struct, frozen=True, array_like=True, tag=True):
-    """A body shares batches with its shadow as a `PairSetup` says; or it has given the shadow up."""
-
-    shadow: WorkerId
-    why: str = ""
-
-
 class WorkerRefused(Struct, frozen=True, array_like=True, tag=True):
     """A worker cannot start, or cannot go on, and exits."""
 
@@ -221,7 +216,16 @@ class WorkerRefused(Struct, frozen=True, array_like=True, tag=True):
     has_gpu_failed: bool = False
 
 
-FromWorker = Reached | BatchFinished | BatchRaised | BatchPassed | WorkerDiffers | ShadowPaired | WorkerRefused
+FromWorker = (
+    Reached
+    | BatchFinished
+    | BatchRaised
+    | BatchPassed
+    | WorkerDiffers
+    | WorkerRefused
+    | Report[WorkerReady | WorkerLost]
+)
+"""The report is a body's, of its shadow: it shares batches with it as a `PairSetup` says, or has given it up."""
 
 
 class PassedBatch(Struct, frozen=True, array_like=True, gc=False):

@@ -41,7 +41,7 @@ from msgspec import structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import MachineError, SloopError
-from sloop.events import Finished
+from sloop.events import Finished, WorkerLost, WorkerReady
 from sloop.memory import give_back, is_out_of_memory
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
@@ -57,9 +57,9 @@ from sloop.serve.messages import (
     PairSetup,
     PassedBatch,
     Reached,
+    Report,
     Run,
     RunBatch,
-    ShadowPaired,
     ShadowSetup,
     Threads,
     WorkerDiffers,
@@ -445,7 +445,7 @@ class ModelWorker:
                 self._run(runtime, order)
                 if isinstance(runtime, CutRuntime) and runtime.lost is not None:
                     lost, runtime.lost = runtime.lost, None
-                    self._channel.tell(ShadowPaired(*lost))
+                    self._channel.tell(Report(WorkerLost(*lost)))
             case RunBatch() if isinstance(runtime, PartRuntime):
                 self._enter(runtime, order)
             case Free(block):
@@ -482,7 +482,6 @@ class ModelWorker:
             if runtime.partner is not None and runtime.partner.number == setup.shadow:
                 runtime.detach()
             return
-        why = ""
         try:
             if runtime.partner is not None and runtime.partner.number == setup.shadow:
                 runtime.partner.learn(setup)
@@ -490,8 +489,9 @@ class ModelWorker:
                 runtime.detach()
                 runtime.partner = Partner.connect(setup)
         except PartnerLost as error:
-            why = str(error)
-        self._channel.tell(ShadowPaired(setup.shadow, why))
+            self._channel.tell(Report(WorkerLost(setup.shadow, str(error))))
+        else:
+            self._channel.tell(Report(WorkerReady(setup.shadow)))
 
     def _prepare(self, runtime: Runtime) -> None:
         """In the background, open a session for each requested thread count and choice of outputs, and give memory back

@@ -68,6 +68,7 @@ from sloop.serve.messages import (
     CompleteWorker,
     Free,
     Holders,
+    Reached,
     Report,
     RunBatch,
     WorkerDiffers,
@@ -149,12 +150,6 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=True):
     """The models in its cache: the key of the location (`ModelSource.key`), and the SHA-256 of the model's file."""
 
 
-class PipelineDrained(Struct, frozen=True, array_like=True, tag=True):
-    """The last part of a pipeline has answered all batches that came, and no more come."""
-
-    replica: ReplicaId
-
-
 class WorkersKept(Struct, frozen=True, array_like=True, tag=True):
     """The workers that run on, of those that the deciding process wants to keep. All others have stopped."""
 
@@ -167,11 +162,12 @@ FromAgent = (
     | BatchFinished
     | BatchRaised
     | WorkerDiffers
-    | PipelineDrained
+    | Reached
     | WorkersKept
     | SpareProcesses
 )
-"""`SpareProcesses` comes when they have become more or fewer."""
+"""`Reached` says that the last part of a pipeline has answered all batches that came, and no more come.
+`SpareProcesses` comes when they have become more or fewer."""
 
 
 # From the deciding process to an agent
@@ -694,7 +690,7 @@ class AgentSession:
 
     def _on_drained(self, part: ReplicaId) -> None:
         if part in self._last_parts:
-            self._send(PipelineDrained(part))
+            self._send(Reached("drained", worker=part))
 
     def _on_difference(self, replica: ReplicaId, _stage: str, _variant: str, why: str) -> None:
         if replica not in self._unadopted:

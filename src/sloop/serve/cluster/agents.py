@@ -42,7 +42,6 @@ from sloop.serve.cluster.agent import (
     LearnStages,
     NodeEvent,
     NodeOrder,
-    PipelineDrained,
     WorkerReport,
     WorkersKept,
 )
@@ -54,6 +53,7 @@ from sloop.serve.messages import (
     CompleteWorker,
     Free,
     Holders,
+    Reached,
     Report,
     Run,
     RunBatch,
@@ -312,7 +312,7 @@ class AgentBackend(KnownStages):
             WorkersKept: self._on_kept,
             Report: self._on_reported,
             BatchFinished: self._on_finished,
-            PipelineDrained: self._on_drained,
+            Reached: self._on_drained,
             BatchRaised: self._on_raised,
             WorkerDiffers: self._on_differs,
             SpareProcesses: self._on_spares,
@@ -935,17 +935,17 @@ class AgentBackend(KnownStages):
         placed.batch = None
         return placed
 
-    def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId) -> _PlacedWorker:
+    def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId | None) -> _PlacedWorker:
         """A replica that an agent names. ProtocolError if it is not on its node."""
-        placed = self._workers.get(replica)
+        placed = self._workers.get(replica) if replica is not None else None
         if placed is None or placed.agent is not agent:
             raise ProtocolError(f"replica {replica} is not on this node")
         return placed
 
-    def _on_drained(self, agent: _ConnectedAgent, record: PipelineDrained) -> None:
-        placed = self._on_node(agent, record.replica)
-        if placed.pipeline is None:
-            raise ProtocolError(f"replica {record.replica} is no part of a model")
+    def _on_drained(self, agent: _ConnectedAgent, record: Reached) -> None:
+        placed = self._on_node(agent, record.worker)
+        if placed.pipeline is None or record.step != "drained":
+            raise ProtocolError(f"replica {record.worker} is no part of a model, or not drained: {record.step}")
         placed.pipeline.on_drained(placed.order.place)
 
 

@@ -60,9 +60,9 @@ from sloop.serve.messages import (
     CompleteWorker,
     PairSetup,
     Reached,
+    Report,
     Run,
     RunBatch,
-    ShadowPaired,
     ShadowSetup,
     Threads,
     WorkerDiffers,
@@ -315,7 +315,7 @@ class LiveNode(KnownStages):
             BatchRaised: self._on_failed,
             BatchPassed: self._on_passed,
             WorkerDiffers: self._on_differs,
-            ShadowPaired: self._on_pair,
+            Report: self._on_pair,
             WorkerRefused: self._on_refused,
         }
         """What is done with each record of a worker but `Reached`."""
@@ -956,17 +956,17 @@ class LiveNode(KnownStages):
             pair = PairSetup(shadow.number, shadow.address, shadow.process.pid, wanted.layers, rows, patience_ms)
         body.process.records.tell(pair)
 
-    def _on_pair(self, body: NodeWorker, record: ShadowPaired) -> None:
+    def _on_pair(self, body: NodeWorker, record: Report[events.WorkerReady | events.WorkerLost]) -> None:
         """A body has connected with its shadow, or has given it up."""
-        shadow = body.shadow
-        if shadow is None or shadow.number != record.shadow or shadow.is_over:
+        shadow, event = body.shadow, record.event
+        if shadow is None or shadow.number != event.worker or shadow.is_over:
             return
-        if record.why:
-            self._give_up(shadow, record.why)
+        if isinstance(event, events.WorkerLost):
+            self._give_up(shadow, event.error)
         elif shadow.phase in BEGINNING:
             shadow.phase = WorkerPhase.READY
             self._clear_timer(shadow)
-            self._report(events.WorkerReady(shadow.number))
+            self._report(event)
 
     # Cores
 
