@@ -30,6 +30,7 @@ from sloop.serve.messages import (
     BatchPassed,
     BatchRaised,
     CompleteWorker,
+    ConnectParts,
     Free,
     PairSetup,
     PassedBatch,
@@ -252,7 +253,9 @@ class SimulatedProcesses:
         made = self.alive[self._last] = SimulatedProcess(self, self._last)
         return made
 
-    def connect_parts(self, before: "SimulatedProcess | None", after: "SimulatedProcess | None") -> None:
+    def connect_parts(
+        self, record: ConnectParts, before: "SimulatedProcess | None", after: "SimulatedProcess | None"
+    ) -> None:
         out, into = self._pipe()
         for end, process in ((out, before), (into, after)):
             if process is None:
@@ -260,9 +263,9 @@ class SimulatedProcesses:
             else:
                 process.use_pipe(end, is_output=end is out)
 
-    def pipe(self, part: "SimulatedProcess", *, is_output: bool) -> "PipeEnd":
+    def pipe(self, record: ConnectParts, part: "SimulatedProcess") -> "PipeEnd":
         ours, theirs = self._pipe()
-        part.use_pipe(theirs, is_output=is_output)
+        part.use_pipe(theirs, is_output=part._served.number == record.before)
         return ours
 
     def _pipe(self) -> "tuple[PipeEnd, PipeEnd]":
@@ -605,7 +608,7 @@ class SimulatedProcess:
     def _pass_on(self, batch: BatchId, visits: Visits, failure: bytes) -> None:
         record = encode(PassedBatch(len(visits), [], [], [], {}, (), (), failure=failure))
         if self._after_it is not None:
-            self._after_it.send(FrameKind.PASS, batch, len(record), [record, encode(visits)])
+            self._after_it.send(FrameKind.BYTES, batch, len(record), [record, encode(visits)])
         self._say(BatchPassed(batch))
 
     def _taken(self, visits: Visits) -> tuple[tuple[int, ...], ...]:

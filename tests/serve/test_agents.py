@@ -472,7 +472,7 @@ def test_frames_and_records_of_chance_end_their_link_only() -> None:
                 found = await here.join()
                 await until(lambda: bool(found.came))  # noqa: B023  # awaited here
                 found.link.send(FrameKind.RECORDS, payload=[payload])
-                found.link.send(FrameKind.BLOCK)  # if that was no mistake, this is one
+                found.link.send(FrameKind.BYTES)  # if that was no mistake, this is one
                 await until(lambda: bool(found.ends))  # noqa: B023  # likewise
             streams = await asyncio.open_connection(HOST, here.backend.port)
             await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, network.RECORDS_BYTES_MAX + 1))

@@ -44,11 +44,10 @@ from sloop.serve.cluster.agent import (
     Agent,
     AgentSession,
     AgentSetup,
-    ConnectParts,
     FromAgent,
 )
 from sloop.serve.cluster.agents import AgentBackend
-from sloop.serve.messages import CompleteWorker, CutBlock, Reached, Report, Run, RunBatch
+from sloop.serve.messages import CompleteWorker, ConnectParts, CutBlock, Reached, Report, Run, RunBatch, encode
 from sloop.serve.network import BlockClient, Endpoint, NetworkLink, Purpose, connect
 from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
@@ -673,8 +672,8 @@ def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_
     play(scene)
 
 
-@pytest.mark.parametrize("subject", [7, 1])
-def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene], None], subject: int) -> None:
+@pytest.mark.parametrize("part", [7, 1])
+def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene], None], part: int) -> None:
     """Also who asks for what another one has: that costs nobody anything."""
 
     async def scene(rig: Rig) -> None:
@@ -685,7 +684,7 @@ def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene]
         stranger = await connect(placed.agent.hello.endpoint, TOKEN, Purpose.PARTS)
         ends: list[str] = []
         stranger.attach(lambda frame: None, ends.append)
-        stranger.send(FrameKind.CONNECT, subject)
+        stranger.send(FrameKind.RECORDS, payload=[encode([ConnectParts(WorkerId(part), WorkerId(8))])])
         await until(lambda: bool(ends))
         rig.run(2, A, 2)
         await rig.finished(2)

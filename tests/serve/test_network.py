@@ -288,7 +288,7 @@ def test_nothing_is_parsed_before_the_proof(play: Callable[[Scene], None], monke
             assert await is_closed(stranger)
             assert not parsed
             member = await here.visit()
-            await proved(member, more=pack_head(FrameKind.BLOCK, 1, 0, 0) * 2)
+            await proved(member, more=pack_head(FrameKind.BYTES, 1, 0, 0) * 2)
             await until(lambda: len(here.frames) == 2)
             assert parsed, "what came with the proof is parsed after it"
             member[1].close()
@@ -661,7 +661,7 @@ def test_the_end_of_a_link_in_the_middle_of_a_block(play: Callable[[Scene], None
                 waiting = asyncio.create_task(fetched(client, block_of(10 << 20)))
                 await until(partial(lambda count: len(here.frames) == count, times))
                 link = here.links[-1]
-                link.begin(FrameKind.BLOCK, here.frames[-1].subject, 10 << 20)
+                link.begin(FrameKind.BYTES, here.frames[-1].subject, 10 << 20)
                 link.send_part(memoryview(bytes(1 << 20)))
                 await asyncio.sleep(0.02)
                 link.close()
@@ -682,7 +682,7 @@ def test_memory_is_not_written_after_its_fetch_was_given_up(play: Callable[[Scen
             waiting = asyncio.create_task(client.fetch(block_of(size), memory))
             await until(lambda: bool(here.frames))
             link = here.links[0]
-            link.begin(FrameKind.BLOCK, here.frames[0].subject, size)
+            link.begin(FrameKind.BYTES, here.frames[0].subject, size)
             link.send_part(memoryview(b"\x01" * (1 << 20)))
             await until(lambda: memory[(1 << 20) - 1] == 1)
             link.send_part(memoryview(b"\x02" * (size - (1 << 20))))  # under way when it is given up
@@ -694,7 +694,7 @@ def test_memory_is_not_written_after_its_fetch_was_given_up(play: Callable[[Scen
             assert memory == bytes(size)
             again = asyncio.create_task(fetched(client, block_of(5)))
             await until(lambda: len(here.frames) == 2)
-            here.links[1].send(FrameKind.BLOCK, here.frames[1].subject, 0, [b"12345"])
+            here.links[1].send(FrameKind.BYTES, here.frames[1].subject, 0, [b"12345"])
             assert bytes(await again) == b"12345"
             client.close()
 
@@ -712,7 +712,7 @@ def test_a_block_that_was_given_up_before_it_came_is_dropped(play: Callable[[Sce
             await until(lambda: len(here.frames) == 2)
             link = here.links[0]
             for frame, byte in zip(here.frames, (b"\x01", b"\x02"), strict=True):
-                link.send(FrameKind.BLOCK, frame.subject, 0, [byte * (1 << 20)])
+                link.send(FrameKind.BYTES, frame.subject, 0, [byte * (1 << 20)])
             assert bytes(await next_one) == b"\x02" * (1 << 20)
             assert (memory == bytes(1 << 20), len(here.links)) == (True, 1)
             client.close()
@@ -725,11 +725,11 @@ def test_a_machine_that_sends_what_nobody_asked_for_is_dropped(play: Callable[[S
         async with place() as here:
             client = client_of(here)
             lies: list[Callable[[NetworkLink, int], None]] = [
-                lambda link, number: link.send(FrameKind.BLOCK, number + 7, 0, [b"12345"]),
-                lambda link, number: link.begin(FrameKind.BLOCK, number, 1 << 30),
-                lambda link, number: link.begin(FrameKind.BLOCK, number + 7, 1 << 30),
+                lambda link, number: link.send(FrameKind.BYTES, number + 7, 0, [b"12345"]),
+                lambda link, number: link.begin(FrameKind.BYTES, number, 1 << 30),
+                lambda link, number: link.begin(FrameKind.BYTES, number + 7, 1 << 30),
                 lambda link, number: link.send(FrameKind.RECORDS, number, 0, [b"12345"]),
-                lambda link, number: link.send(FrameKind.BLOCK, number, -1, [b"x" * (1 << 20)]),
+                lambda link, number: link.send(FrameKind.BYTES, number, -1, [b"x" * (1 << 20)]),
             ]
             for count, lie in enumerate(lies, 1):
                 waiting = asyncio.create_task(fetched(client, block_of(5)))
@@ -761,7 +761,7 @@ def test_blocks_that_nobody_reads_take_no_memory(
             reader, writer = await asyncio.open_connection(*here.endpoint, ssl=context, limit=1 << 16)
             request = encode(blocks.all[0])
             requests = b"".join(
-                pack_head(FrameKind.BLOCK, each, 0, len(request)) + request for each in range(1, times + 1)
+                pack_head(FrameKind.BYTES, each, 0, len(request)) + request for each in range(1, times + 1)
             )
             await proved((reader, writer), Purpose.BLOCKS, requests)
             await asyncio.sleep(0.2)
@@ -792,10 +792,10 @@ def test_who_asks_for_too_much_or_nonsense_is_dropped(
         request = encode(blocks.all[0])
         async with place(blocks.server.accept) as here:
             for purpose, sent in (
-                (Purpose.BLOCKS, (pack_head(FrameKind.BLOCK, 1, 0, len(request)) + request) * 100),
-                (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 3) + b"abc"),
-                (Purpose.BLOCKS, pack_head(FrameKind.BLOCK, 1, 0, 1 << 20)),
-                (Purpose.BLOCKS, pack_head(FrameKind.PASS, 1, 0, 0)),
+                (Purpose.BLOCKS, (pack_head(FrameKind.BYTES, 1, 0, len(request)) + request) * 100),
+                (Purpose.BLOCKS, pack_head(FrameKind.BYTES, 1, 0, 3) + b"abc"),
+                (Purpose.BLOCKS, pack_head(FrameKind.BYTES, 1, 0, 1 << 20)),
+                (Purpose.BLOCKS, pack_head(FrameKind.BYTES, 1, 0, 0)),
                 (Purpose.BLOCKS, os.urandom(HEADER.size)),
                 (Purpose.AGENT, b""),
             ):

@@ -67,16 +67,16 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
         channel = ProcessChannel(theirs)
 
         def speak() -> None:
-            channel.send(FrameKind.BLOCK)
-            channel.send(FrameKind.BLOCK, 1, 5, [large, b"", b"tail"])
-            channel.send(FrameKind.BLOCK, 2, 6, [b"small"])
+            channel.send(FrameKind.BYTES)
+            channel.send(FrameKind.BYTES, 1, 5, [large, b"", b"tail"])
+            channel.send(FrameKind.BYTES, 2, 6, [b"small"])
 
         await asyncio.to_thread(speak)
         await until(lambda: len(frames) == 3)
         assert [(f.kind, f.subject, f.value) for f in frames] == [
-            (FrameKind.BLOCK, 0, 0),
-            (FrameKind.BLOCK, 1, 5),
-            (FrameKind.BLOCK, 2, 6),
+            (FrameKind.BYTES, 0, 0),
+            (FrameKind.BYTES, 1, 5),
+            (FrameKind.BYTES, 2, 6),
         ]
         assert [bytes(f.payload) for f in frames] == [b"", large + b"tail", b"small"]
         assert not ends
@@ -86,7 +86,7 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
 
 def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
     async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        for byte in pack_head(FrameKind.BLOCK, 3, 4, 3) + b"xyz":
+        for byte in pack_head(FrameKind.BYTES, 3, 4, 3) + b"xyz":
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
         await until(lambda: bool(frames))
@@ -100,8 +100,8 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
         rows = [
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
-        link.send(FrameKind.PASS, 1, 0, rows)
-        link.send(FrameKind.LARGE)
+        link.send(FrameKind.BYTES, 1, 0, rows)
+        link.send(FrameKind.BYTES)
         assert link.is_congested
         channel = ProcessChannel(theirs)
 
@@ -111,7 +111,7 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
             assert follows is not None
             return frame.subject, bytes(frame.payload), follows.kind
 
-        assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.LARGE)
+        assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.BYTES)
         assert not link.is_congested
 
     play(scene)
@@ -131,7 +131,7 @@ def test_a_relay_takes_no_more_than_it_can_pass_on() -> None:
 
         def send_all() -> None:
             for number in range(count):
-                sender.send(FrameKind.PASS, number, 0, [payload])
+                sender.send(FrameKind.BYTES, number, 0, [payload])
             sender.close()
 
         sending = asyncio.create_task(asyncio.to_thread(send_all))
@@ -171,9 +171,9 @@ def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], Non
 def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> None:
     async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
         theirs.close()
-        link.send(FrameKind.PASS, 1, 0, [b"x"])
+        link.send(FrameKind.BYTES, 1, 0, [b"x"])
         await until(lambda: bool(ends))
-        link.send(FrameKind.LARGE)
+        link.send(FrameKind.BYTES)
         assert len(ends) == 1
 
     play(scene)
@@ -181,7 +181,7 @@ def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> No
 
 def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
     async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
-        ProcessChannel(theirs).send(FrameKind.BLOCK)
+        ProcessChannel(theirs).send(FrameKind.BYTES)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:
         assert ProcessChannel(theirs).receive() is None
     ours, theirs = socket_pair()
     with theirs:
-        ours.send(pack_head(FrameKind.PASS, 1, 0, 8) + b"half")
+        ours.send(pack_head(FrameKind.BYTES, 1, 0, 8) + b"half")
         ours.close()
         with pytest.raises(ProtocolError, match="4 B before"):
             ProcessChannel(theirs).receive()
@@ -221,17 +221,17 @@ def test_sent_bytes_and_empty_buffers_are_dropped() -> None:
 
 
 def test_a_head_reads_back() -> None:
-    head = unpack_head(pack_head(FrameKind.BLOCK, 7, -3, 600_000))
-    assert (head.kind, head.subject, head.value, head.payload_bytes) == (FrameKind.BLOCK, 7, -3, 600_000)
+    head = unpack_head(pack_head(FrameKind.BYTES, 7, -3, 600_000))
+    assert (head.kind, head.subject, head.value, head.payload_bytes) == (FrameKind.BYTES, 7, -3, 600_000)
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
         (bytes(HEADER.size), "begins with"),
-        (HEADER.pack(b"SL", 9, FrameKind.PASS, 0, 0, 0), "version 9"),
+        (HEADER.pack(b"SL", 9, FrameKind.BYTES, 0, 0, 0), "version 9"),
         (HEADER.pack(b"SL", VERSION, 99, 0, 0, 0), "unknown kind 99"),
-        (HEADER.pack(b"SL", VERSION, FrameKind.PASS, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
+        (HEADER.pack(b"SL", VERSION, FrameKind.BYTES, PAYLOAD_BYTES_MAX + 1, 0, 0), "announces"),
     ],
 )
 def test_a_malformed_head_is_refused(data: bytes, says: str) -> None:

@@ -260,7 +260,7 @@ def test_a_malformed_order_ends_the_worker(echo: Server, order: Struct) -> None:
 
 
 def test_a_frame_that_is_none_of_a_worker_ends_it(echo: Server) -> None:
-    echo.channel.send(FrameKind.BLOCK)
+    echo.channel.send(FrameKind.BYTES)
     echo.thread.join(10)
     assert isinstance(echo.error, ProtocolError)
 

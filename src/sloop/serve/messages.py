@@ -165,6 +165,16 @@ class CompleteWorker(Struct, frozen=True, array_like=True, tag=True):
     """To the worker: the files of those layers that came after it started, by their positions."""
 
 
+class ConnectParts(Struct, frozen=True, array_like=True, tag=True):
+    """Batches pass from a part of a model to the next one. To both parts: the socket that follows leads there. Between
+    their agents: over this connection."""
+
+    before: ReplicaId
+    after: ReplicaId
+    endpoint: tuple[str, int] | None = None
+    """The agent of the part before, if that is another one than that of the part after. Both are told."""
+
+
 class Reached(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A worker has come to this point."""
 

@@ -703,7 +703,7 @@ class BlockRequests:
 
     def on_frame(self, frame: Frame) -> None:
         """One more request."""
-        if frame.kind is not FrameKind.BLOCK:
+        if frame.kind is not FrameKind.BYTES:
             raise ProtocolError(f"a {frame.kind.name} frame instead of a request for a block")
         if len(self._waiting) >= REQUESTS_MAX:
             raise ProtocolError(f"more than {REQUESTS_MAX} requests for blocks")
@@ -732,12 +732,12 @@ class BlockRequests:
         try:
             memory = self._read(block)
         except ValueError as error:
-            self._link.send(FrameKind.BLOCK, number, -1, [str(error).encode()[:REQUEST_BYTES_MAX]])
+            self._link.send(FrameKind.BYTES, number, -1, [str(error).encode()[:REQUEST_BYTES_MAX]])
             return
         if len(memory) <= PART_BYTES:
-            self._link.send(FrameKind.BLOCK, number, 0, [memory])
+            self._link.send(FrameKind.BYTES, number, 0, [memory])
         else:
-            self._link.begin(FrameKind.BLOCK, number, len(memory))
+            self._link.begin(FrameKind.BYTES, number, len(memory))
             self._left = memory
 
 
@@ -769,7 +769,7 @@ class _Peer:
         self._last = number = self._last + 1
         fetch = self._pending[number] = _Fetch(memory, asyncio.get_running_loop().create_future())
         try:
-            link.send(FrameKind.BLOCK, number, payload=[encode(block)])
+            link.send(FrameKind.BYTES, number, payload=[encode(block)])
             await fetch.done
         except BaseException:
             fetch.memory = None
@@ -802,7 +802,7 @@ class _Peer:
 
     def _room(self, head: Head) -> memoryview:
         fetch = self._pending.get(head.subject)
-        if head.kind is not FrameKind.BLOCK or fetch is None or fetch.size != head.payload_bytes:
+        if head.kind is not FrameKind.BYTES or fetch is None or fetch.size != head.payload_bytes:
             raise ProtocolError(f"{head.payload_bytes} B that nobody has asked for")
         if fetch.memory is None:
             return memoryview(bytearray(head.payload_bytes))  # given up meanwhile
@@ -811,7 +811,7 @@ class _Peer:
 
     def _on_frame(self, frame: Frame) -> None:
         fetch = self._pending.get(frame.subject)
-        if frame.kind is not FrameKind.BLOCK or fetch is None:
+        if frame.kind is not FrameKind.BYTES or fetch is None:
             raise ProtocolError(f"a {frame.kind.name} frame that nobody has asked for")
         del self._pending[frame.subject]
         self._receiving = None

@@ -204,7 +204,7 @@ class PartPipes:
             left.clear()
 
         try:
-            after.send(FrameKind.PASS, batch, len(record), payload, say_once)
+            after.send(FrameKind.BYTES, batch, len(record), payload, say_once)
         except OSError:
             after.close()
             self.after = None

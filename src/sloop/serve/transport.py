@@ -43,26 +43,17 @@ class ProtocolError(Exception):
 
 
 class FrameKind(IntEnum):
-    """The message types. Each frame also carries two numbers, `subject` and `value`. An answer has the kind of its
-    order."""
+    """What a payload is. Each frame also carries two numbers, `subject` and `value`."""
 
-    RECORDS = 18
-    """From and to a worker, an edge, an agent, the planner, or the process that speaks with Ray: the payload is a list
-    of records, those of one turn of the event loop. An edge says with an empty list that it lives; either end of a link
-    between machines says so without a payload, also on a link that carries no records."""
-    BLOCK = 21
-    """To an agent: send the block whose address is the payload; `subject` is the number of this request. From it: that
-    block; if `value` is negative, the payload says why there is none."""
-    PASS = 28
-    """From a part of a model to the next one: batch `subject`; the payload is a `PassedBatch` of `value` bytes, and the
-    tensors."""
-    CONNECT = 34
-    """What follows is the way between two parts of a model. To a part: the socket that follows leads to the next part,
-    or comes from the one before if `subject` is 0. Between agents: what part `subject` passes on is to come over this
-    connection."""
-    LARGE = 33
-    """Between an edge and its process for large JSON (`sloop.serve.edge.large`): work `subject`, and what came of
-    it."""
+    RECORDS = 1
+    """Between all processes: a list of records, those of one turn of the event loop. An edge says with an empty list
+    that it lives; either end of a link between machines says so without a payload, also on a link that carries no
+    records."""
+    BYTES = 2
+    """What the link carries. Blocks: to an agent, the address of one to be sent, where `subject` is the number of this
+    request; from it, that block or, if `value` is negative, why there is none. From a part of a model to the next one:
+    for batch `subject`, a `PassedBatch` of `value` bytes, and the tensors. Between an edge and its process for large
+    JSON (`sloop.serve.edge.large`): work, and what came of it."""
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -258,9 +249,8 @@ class ProcessLink:
         if not waiting and not self._closed:
             self._loop.add_writer(self._fd, self._on_writable)
 
-    def send_socket(self, kind: FrameKind, subject: int, sock: socket.socket) -> None:
-        """Send a frame, and a socket with the byte that follows. OSError if the peer is gone or does not read."""
-        self.send(kind, subject)
+    def send_socket(self, sock: socket.socket) -> None:
+        """Send a socket, with a byte. OSError if the peer is gone or does not read."""
         if self._unsent:
             raise BlockingIOError("a socket can only be sent at once")
         socket.send_fds(self._sock, [b"s"], [sock.fileno()])
@@ -482,7 +472,7 @@ class ProcessChannel:
         return Frame(head.kind, head.subject, head.value, payload)
 
     def receive_socket(self) -> "ProcessChannel":
-        """The socket that follows a frame."""
+        """The socket that follows a record."""
         _, fds, _, _ = socket.recv_fds(self._sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
         return ProcessChannel(socket.socket(fileno=fds[0]))
 

@@ -53,6 +53,7 @@ from sloop.serve.messages import (
     BatchPassed,
     BatchRaised,
     CompleteWorker,
+    ConnectParts,
     Free,
     PairSetup,
     PassedBatch,
@@ -78,7 +79,7 @@ from sloop.serve.runtimes import (
     prepare_runtimes,
 )
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
-from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, records_in
+from sloop.serve.transport import Frame, ProcessChannel, ProtocolError, records_in
 from sloop.serve.verify import Verification
 from sloop.serve.worker_memory import LOOK_S, WorkerMemory
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
@@ -115,7 +116,9 @@ Kept = tuple[Sequence[Slices], Sequence[Slices]]
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 Answer = BatchFinished | ModelFailure | list[list[Tensor]]
 """What becomes of a batch in a worker; the tensors of each pass if it goes on to another worker."""
-ToWorker = StageSetup | ShadowSetup | RunBatch | Free | Threads | PairSetup | WorkerDiffers | CompleteWorker
+ToWorker = (
+    StageSetup | ShadowSetup | RunBatch | Free | Threads | PairSetup | WorkerDiffers | ConnectParts | CompleteWorker
+)
 
 
 # Batches
@@ -347,9 +350,6 @@ class ModelWorker:
         self._prepare_all(runtime)
         self._channel.tell(Reached("ready"))
         while (frame := self._next(runtime)) is not None:
-            if frame.kind is FrameKind.CONNECT and isinstance(runtime, PartRuntime):
-                self._pipes.connect(self._channel.receive_socket(), is_output=bool(frame.subject))
-                continue
             for order in records_in(frame, self._decode):
                 self._follow(runtime, order)
 
@@ -456,6 +456,8 @@ class ModelWorker:
                 self._run_alone()
             case PairSetup() if isinstance(runtime, CutRuntime):
                 self._pair(runtime, order)
+            case ConnectParts(before) if isinstance(runtime, PartRuntime):
+                self._pipes.connect(self._channel.receive_socket(), is_output=before == self._setup.worker)
             case CompleteWorker(files=files) if isinstance(runtime, PartRuntime):
                 runtime.find_others(files)
                 self._wanted.put(OTHER_LAYERS)

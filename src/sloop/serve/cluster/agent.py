@@ -66,12 +66,14 @@ from sloop.serve.messages import (
     BatchRaised,
     Close,
     CompleteWorker,
+    ConnectParts,
     Free,
     Holders,
     Reached,
     Report,
     RunBatch,
     WorkerDiffers,
+    encode,
 )
 from sloop.serve.network import (
     FETCH_S_MAX,
@@ -95,7 +97,7 @@ from sloop.serve.node.spares import usual_spares_max
 from sloop.serve.processes import begin
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
-from sloop.serve.transport import Frame, FrameKind, FrameLink, ProcessLink, ProtocolError, RecordLink, relay
+from sloop.serve.transport import FrameKind, FrameLink, ProcessLink, ProtocolError, RecordLink, relay
 from sloop.serve.weights.cache import WeightsCache, usual_cache
 from sloop.serve.weights.peers import FileServer
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
@@ -204,15 +206,6 @@ class NodeOrder(Struct, frozen=True, array_like=True, tag=True):
     that have it or are fetching it, in the order in which to ask them. None of them waits for this agent. If one fails,
     the next one continues at the same byte; last comes the store or, for blocks, the deciding process. A transfer
     brings these sources."""
-
-
-class ConnectParts(Struct, frozen=True, array_like=True, tag=True):
-    """Batches pass from a part of a model to the next one."""
-
-    before: ReplicaId
-    after: ReplicaId
-    endpoint: Endpoint | None = None
-    """The agent of the part before, if that is another one than that of the part after. Both are told."""
 
 
 ToAgent = AgentSetup | LearnStages | NodeOrder | RunBatch | ConnectParts | CompleteWorker | Free | Holders | Close
@@ -603,7 +596,7 @@ class AgentSession:
         if record.endpoint is None:
             self.node.connect_parts(record.before, record.after)
         elif record.before in self.node.workers:
-            pipe = self.node.pipe(record.before, is_output=True)
+            pipe = self.node.pipe(record.before, record)
             caller = self._callers.pop(record.before, None)
             if pipe is not None and caller is not None:
                 self._join(record.before, pipe, caller)
@@ -612,7 +605,7 @@ class AgentSession:
             elif caller is not None:
                 caller.close()
         else:
-            pipe = self.node.pipe(record.after, is_output=False)
+            pipe = self.node.pipe(record.after, record)
             if pipe is not None:
                 carrier = asyncio.create_task(self._carry(record, record.endpoint, pipe))
                 self._carriers[carrier] = pipe
@@ -629,21 +622,21 @@ class AgentSession:
             return
         self._join(record.after, pipe, link)
         link.keep_alive()
-        link.send(FrameKind.CONNECT, record.before)
+        link.send(FrameKind.RECORDS, payload=[encode([record])])
 
     def accept(self, link: NetworkLink) -> None:
         """An agent connects, for what a part of a model passes on."""
 
-        def on_frame(frame: Frame) -> None:
-            part = WorkerId(frame.subject)
-            if frame.kind is not FrameKind.CONNECT or part in self._callers:
-                link.close()
-            elif part in self._pipes:
+        def connect_part(record: ConnectParts) -> None:
+            part = record.before
+            if part in self._callers:
+                raise ProtocolError(f"the way from replica {part} is there")
+            if part in self._pipes:
                 self._join(part, self._pipes.pop(part), link)
             else:
                 self._keep(self._callers, part, link)
 
-        link.attach(on_frame, lambda why: None)
+        RecordLink(self._loop, link, ConnectParts, {ConnectParts: connect_part}, lambda why: None)
         link.keep_alive()
 
     def _join(self, part: WorkerId, pipe: ProcessLink, link: NetworkLink) -> None:

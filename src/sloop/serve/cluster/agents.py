@@ -37,7 +37,6 @@ from sloop.serve.blocks import FarBlocks
 from sloop.serve.cluster.agent import (
     AgentHello,
     AgentSetup,
-    ConnectParts,
     FromAgent,
     LearnStages,
     NodeEvent,
@@ -51,6 +50,7 @@ from sloop.serve.messages import (
     BatchRaised,
     Close,
     CompleteWorker,
+    ConnectParts,
     Free,
     Holders,
     Reached,

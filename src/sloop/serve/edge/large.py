@@ -152,7 +152,7 @@ class LargeJson:
         if self._link is None:
             self._start()
         assert self._link is not None
-        self._link.send(FrameKind.LARGE, payload=_with_head(_ENCODE(work), follows))
+        self._link.send(FrameKind.BYTES, payload=_with_head(_ENCODE(work), follows))
 
     def _end_turn(self, timer: TimerHandle, answer: Future[Frame]) -> None:
         timer.cancel()
@@ -228,7 +228,7 @@ def _live(sock: socket.socket, edge: int) -> NoReturn:
         channel = ProcessChannel(sock)
         while (frame := channel.receive()) is not None:
             value, head, follows = _done(frame.payload)
-            channel.send(FrameKind.LARGE, value=value, payload=_with_head(head, follows))
+            channel.send(FrameKind.BYTES, value=value, payload=_with_head(head, follows))
             del frame, head, follows
             gc.collect()
     finally:

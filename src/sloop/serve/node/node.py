@@ -58,6 +58,7 @@ from sloop.serve.messages import (
     BatchPassed,
     BatchRaised,
     CompleteWorker,
+    ConnectParts,
     PairSetup,
     Reached,
     Report,
@@ -837,13 +838,14 @@ class LiveNode(KnownStages):
         worker = self.workers.get(before)
         if worker is not None and worker.section is not None:
             worker.section.following = after
-        self._processes.connect_parts(self._process_of(before), self._process_of(after))
+        record = ConnectParts(before, after)
+        self._processes.connect_parts(record, self._process_of(before), self._process_of(after))
 
-    def pipe(self, replica: ReplicaId, *, is_output: bool) -> ProcessLink | None:
+    def pipe(self, replica: ReplicaId, record: ConnectParts) -> ProcessLink | None:
         """A pipe between a part and this process, which carries batches from or to another machine. None if the part
         has ended."""
         process = self._process_of(replica)
-        return None if process is None else self._processes.pipe(process, is_output=is_output)
+        return None if process is None else self._processes.pipe(record, process)
 
     def _process_of(self, part: ReplicaId) -> WorkerProcess | None:
         """The process of a part of a model; None if it has ended."""

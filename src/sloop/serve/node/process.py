@@ -15,9 +15,9 @@ from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import ProcessState, process_state
-from sloop.serve.messages import Free, FromWorker
+from sloop.serve.messages import ConnectParts, Free, FromWorker
 from sloop.serve.processes import kill, spawn
-from sloop.serve.transport import CLOSED, FrameKind, ProcessLink, ProtocolError, RecordLink, socket_pair
+from sloop.serve.transport import CLOSED, ProcessLink, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arenas
 
 REAP_S: Final = 0.002
@@ -63,10 +63,11 @@ class WorkerProcess:
         """A block in its arena is free."""
         self.records.send(Free(block))
 
-    def give_pipe(self, pipe: socket.socket, *, is_output: bool) -> None:
+    def give_pipe(self, record: ConnectParts, pipe: socket.socket) -> None:
         """It is a part of a model, and gets its end of a pipe to or from another part."""
+        self.records.tell(record)
         try:
-            self.link.send_socket(FrameKind.CONNECT, int(is_output), pipe)
+            self.link.send_socket(pipe)
         except OSError:  # it has ended, or does not read
             self.link.fail(CLOSED)
 
@@ -130,19 +131,19 @@ class WorkerProcesses:
         fd, arena = theirs.fileno(), process.arena
         return (fd, os.getpid(), arena.number, arena.fd), [fd, arena.fd]
 
-    def connect_parts(self, before: WorkerProcess | None, after: WorkerProcess | None) -> None:
+    def connect_parts(self, record: ConnectParts, before: WorkerProcess | None, after: WorkerProcess | None) -> None:
         """Let one part of a model pass batches to the next. If one of them is gone, the other finds the pipe closed."""
         ends = socket.socketpair()
         for end, process in zip(ends, (before, after), strict=True):
             with end:
                 if process is not None:
-                    process.give_pipe(end, is_output=process is before)
+                    process.give_pipe(record, end)
 
-    def pipe(self, part: WorkerProcess, *, is_output: bool) -> ProcessLink:
+    def pipe(self, record: ConnectParts, part: WorkerProcess) -> ProcessLink:
         """A pipe between a part of a model and this process, which passes on what comes."""
         ours, theirs = socket_pair()
         with theirs:
-            part.give_pipe(theirs, is_output=is_output)
+            part.give_pipe(record, theirs)
         return ProcessLink(self.loop, ours)
 
     def environment(self, device: CudaDevice | None = None) -> Mapping[str, str]:
