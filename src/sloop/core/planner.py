@@ -472,10 +472,12 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
 
     Where they do not suffice, all shadows go first. Then replicas go one at a time, each from the group with the most
     of them, down to one of each group; if that does not suffice, the replicas of the kind get fewer cores, in
-    proportion. Without any cores for a kind, it has none.
+    proportion. If one of them would get less than a thousandth of a core, the kind has none.
     """
     used = cores_by_hardware(plan)
     short = {kind for kind, limit in limits.items() if used.get(kind, 0.0) > limit * (1 + ROUNDING)}
+    if not short:
+        return plan
     plan = _without_shadows(plan, short)
     groups = [group for target in plan.stages for group in target.groups]
     counts = [group.count for group in groups]
@@ -483,16 +485,15 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     factors: dict[str, float] = {}
     for hardware, limit in limits.items():
         own = [index for index, group in enumerate(groups) if group.count and group.spec.slot.hardware == hardware]
-        if not limit:
-            for index in own:
-                counts[index] = 0
-            continue
         excess = sum(counts[index] * sizes[index] for index in own) - limit * (1 + ROUNDING)
         while excess > 0 and (most := max(own, key=lambda index: counts[index])) is not None and counts[most] > 1:
             counts[most] -= 1
             excess -= sizes[most]
         if excess > 0:
             factors[hardware] = limit / sum(sizes[index] for index in own)
+            if not all(_whole(sizes[index] * factors[hardware]) for index in own):
+                for index in own:
+                    counts[index] = 0
 
     def trim(group: Group, count: int, size: float) -> Group:
         spec = group.spec
@@ -500,7 +501,7 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
         if count == group.count and factor is None:
             return group
         rate_rps = group.rate_rps * count / group.count if group.count else 0.0
-        spec = spec if factor is None else spec.with_cores(_whole(size * factor) or size * factor)
+        spec = spec if factor is None or not count else spec.with_cores(_whole(size * factor))
         return structs.replace(group, spec=spec, count=count, rate_rps=rate_rps)
 
     made = iter([trim(group, count, size) for group, count, size in zip(groups, counts, sizes, strict=True)])
@@ -612,6 +613,8 @@ def _packed_on(plan: Plan, hardware: str, view: ClusterView) -> Plan:
     if len(least) < 2 or not any(node_cores) or not _without_room(least.values(), hardware, view):
         return plan
     part = _whole(_equal_part(len(least), node_cores))
+    if not part:
+        return plan
     stages = [
         structs.replace(target, groups=(_sharing(target, part),)) if target.stage in least else target
         for target in plan.stages
