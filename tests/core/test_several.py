@@ -26,7 +26,7 @@ from sloop.actions import (
 )
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
-from sloop.core.planner import cores_by_hardware, trimmed
+from sloop.core.planner import cores_by_hardware, packed, trimmed
 from sloop.core.protocols import Divide
 from sloop.core.views import Claimant, ClusterView, CoreShare, Traffic
 from sloop.events import (
@@ -44,6 +44,7 @@ from sloop.events import (
 from sloop.policies.admit import Bounded, Open
 from sloop.policies.divide import Priority, Proportional, Worth
 from sloop.policies.forecast import Last
+from sloop.testing.views import make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
 from tests.core.scene import Belief, Deployment, Script, request
@@ -467,6 +468,16 @@ def test_a_kind_of_hardware_without_cores_gets_no_replicas() -> None:
     groups = tuple(Group(ReplicaSpec("s", "a", Slot(1.0, hardware)), 2) for hardware in ("c5", "g4dn"))
     made = trimmed(Plan((StagePlan("s", groups, 4),), ""), {"c5": 0.0, "g4dn": 1.0})
     assert [(group.count, group.spec.cores) for group in made.stages[0].groups] == [(0, 1.0), (1, 1.0)]
+
+
+def test_two_stages_have_no_replicas_on_a_thousandth_of_a_core() -> None:
+    """Each would have less than there can be, and none serves without the other."""
+    slot = Slot(1.0, "local")
+    plan = Plan(tuple(StagePlan(name, (Group(ReplicaSpec(name, "v", slot), 1),), 4) for name in ("s", "t")), "")
+    made = packed(plan, make_view(make_stage(name="s"), make_stage(name="t"), cores=0.001))
+    assert [group.count for target in made.stages for group in target.groups] == [0, 0]
+    assert cores_by_hardware(trimmed(plan, {"local": 0.001})) == {"local": 0.0}
+    assert cores_by_hardware(trimmed(plan, {"local": 0.002})) == {"local": 0.002}
 
 
 @given(

@@ -232,6 +232,12 @@ def test_nobody_of_equal_weight_gets_nothing() -> None:
     assert min(divided(Worth(fairness=0.0), 2, rivals)) > 0
 
 
+def test_half_a_core_goes_to_the_one_that_can_use_it() -> None:
+    """One has replicas of a whole core, the other of a quarter."""
+    rivals = [claimant("whole", 3, rate_rps=150, unit=1.0), claimant("parts", 2, rate_rps=5)]
+    assert divided(Worth(), 2.5, rivals) == [1.0, 1.5]
+
+
 def test_few_plans_are_asked_for_and_none_of_many_applications() -> None:
     for count, most in ((1, SIZES + 4), (4, SIZES + 4), (20, 4), (ASKS + 1, 0)):
         asked: list[list[float]] = [[] for _ in range(count)]
@@ -240,6 +246,11 @@ def test_few_plans_are_asked_for_and_none_of_many_applications() -> None:
         assert all(len(own) <= most for own in asked)
         assert all(own for own in asked) == (most > 0)
         assert sum(share.cores for share in shares) == pytest.approx(4 * count)
+
+
+def test_it_says_nothing_of_less_than_a_thousandth() -> None:
+    rivals = [claimant("x", 4, rate_rps=5, unit=1.0), claimant("y", 4, rate_rps=5, unit=1.0)]
+    assert all("e-" not in share.why for share in Worth().cores(0, 6 + 1e-7, rivals))
 
 
 def test_it_says_what_a_core_more_or_less_would_change() -> None:

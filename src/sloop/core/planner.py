@@ -36,7 +36,7 @@ from sloop.core.views import (
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
-from sloop.transient import Transient
+from sloop.transient import Cache, Transient
 from sloop.units import ROUNDING, WIDE_ROUNDING
 from sloop.vocabulary import ALONE, Group, NodeState, Plan, ReplicaSpec, StagePlan
 
@@ -68,6 +68,8 @@ CoreLimits = dict[tuple[str, str], float]
 Shares = dict[str, list[CoreShare]]
 """By application, what the divide policy gives it of each kind of hardware that is short."""
 
+LimitedNodes = Cache[tuple[tuple[str, float], ...], tuple[NodeView, ...]]
+
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Plan)
 
 
@@ -88,6 +90,8 @@ class Planner:
         """The exceptions of policies in the last plans, by application."""
         self.limits: CoreLimits = {}
         """The limits of the last plans."""
+        self._limited = LimitedNodes()
+        """The nodes of the last plans, by the limits that they were cut to: many applications get as many cores."""
 
     def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
         """Plan for one more application version, at first by these policies, and by those of `choices` when one of
@@ -121,7 +125,7 @@ class Planner:
     def plan(self, given: PlanInput) -> Planned:
         """New plans for the applications that are due. An application whose policy keeps its plan is left out."""
         views: dict[str, ClusterView] = {}
-        self.failures, self.limits = Failures(), {}
+        self.failures, self.limits, self._limited = Failures(), {}, LimitedNodes()
         for application in given.due:
             if application.choice:
                 self.choose(application.key, application.choice)
@@ -218,7 +222,10 @@ class Planner:
         """The plan for at most these cores of some kinds of hardware, and what its policy then remembers."""
         if not any(map(millicores, limits.values())):
             return _nothing(view), self._memories.get(key)
-        plan, memory = self._plan(now_ns, key, _limited(view, limits))
+        nodes = self._limited.get(given := tuple(limits.items()))
+        if nodes is None:
+            nodes = self._limited[given] = tuple(_first_nodes(view.nodes, dict(limits)))
+        plan, memory = self._plan(now_ns, key, replace(view, nodes=nodes))
         return plan and _with_reason(trimmed(plan, limits), limits), memory
 
     def _spread_rest(
@@ -443,12 +450,8 @@ def _is_of(view: NodeView, hardware: str) -> bool:
     return hardware in ("", view.node.hardware) and view.state is not NodeState.LOST
 
 
-def _limited(view: ClusterView, cores: Mapping[str, float]) -> ClusterView:
-    """The view with at most this many cores of some kinds of hardware: the first nodes, the last of them in part."""
-    return replace(view, nodes=tuple(_first_nodes(view.nodes, dict(cores))))
-
-
 def _first_nodes(nodes: Iterable[NodeView], left: dict[str, float]) -> Iterable[NodeView]:
+    """At most `left` cores of some kinds of hardware: the first nodes, the last of them in part."""
     for each in nodes:
         hardware = next((kind for kind in left if _is_of(each, kind)), None)
         if hardware is None:

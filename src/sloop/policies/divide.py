@@ -138,8 +138,8 @@ class Worth(Divide):
                 continue  # what comes before it had no room
             own, end = gains[step.place], step.end
             if end - step.begin > left * (1 + ROUNDING):
-                end = step.begin + math.floor(left / own.part + ROUNDING) * own.part
-                if own.of(end) <= own.of(step.begin):
+                end = own.usable(step.begin + left)
+                if end <= step.begin or own.of(end) <= own.of(step.begin):
                     continue
             found[step.place] = end
             left = max(0.0, left - (end - step.begin))
@@ -159,16 +159,16 @@ class _Gains:
         self._present = cores_by_hardware(claimant.view.plan).get(claimant.hardware, 0.0)
         slots = [group.spec.slot for target in claimant.alone.stages for group in target.groups if group.count]
         unit = min((slot.cores for slot in slots if slot.hardware == claimant.hardware), default=1.0)
-        unit = min(1.0, unit, claimant.cores) or 1.0
-        self.part = min(unit / PART, equal or unit)
+        self._unit = unit = min(1.0, unit, claimant.cores) or 1.0
+        self._part = min(unit / PART, equal or unit)
         wanted, sizes = claimant.cores, {min(self._present, claimant.cores)}
         units = math.ceil(wanted / unit - ROUNDING)
         sizes |= {min(wanted, unit * round(units * n / SIZES)) for n in range(1, SIZES + 1)}
         if units < SIZES:
-            sizes |= {self.part * n for n in range(1, PART)}
+            sizes |= {self._part * n for n in range(1, PART)}
         self._sizes = sorted(sizes - {0.0})
         self._attained: dict[float, float] = {}
-        self._plans = [(wanted, self._used(claimant.alone), services_of(claimant.alone, claimant.view))]
+        self._plans = [(wanted, wanted, services_of(claimant.alone, claimant.view))]
         smaller = self._sizes[:-1]
         chosen = smaller[:: max(1, -(-len(smaller) // asks))] if asks else []
         for cores in chosen:
@@ -176,6 +176,11 @@ class _Gains:
             if plan is not None:
                 self._plans.append((cores, self._used(plan), services_of(plan, claimant.view)))
         self._plans.sort(key=lambda each: each[0])
+
+    def usable(self, cores: float) -> float:
+        """The most of so many cores that its replicas can have: one has parts of its cores, or several have all."""
+        grain = self._part if cores < self._unit * (1 - ROUNDING) else self._unit
+        return math.floor(cores / grain + ROUNDING) * grain
 
     def _used(self, plan: Plan) -> float:
         return cores_by_hardware(plan).get(self._claimant.hardware, 0.0)
@@ -187,7 +192,8 @@ class _Gains:
             place = bisect_left(self._plans, cores * (1 - ROUNDING), key=lambda each: each[0])
             _, used, services = self._plans[min(place, len(self._plans) - 1)]
             if cores < used * (1 - ROUNDING):
-                services = {name: each.times(cores / used) for name, each in services.items()}
+                served = self.usable(cores) if cores > self._unit else cores
+                services = {name: each.times(served / used) for name, each in services.items()}
             found = self._attained[cores] = attained(services, self._claimant.view) if cores else 0.0
         return found
 
@@ -219,13 +225,13 @@ class _Gains:
         """What it attains, and what a core more or less would change."""
         now = self.attained(cores)
         text = f"worth: {now:.1%} of {number(self._rate_rps)} requests/s expected in time"
-        fewer, more = min(1.0, cores), min(1.0, self._claimant.cores - cores)
-        if fewer > ROUNDING:
-            loss = max(0.0, now - self.attained(cores - fewer))
+        fewer, more = (round(min(1.0, each), 3) for each in (cores, self._claimant.cores - cores))
+        if fewer:
+            loss = max(0.0, now - self.attained(max(0.0, cores - fewer)))
             text += f", {100 * loss:.1f} points less with {counted(fewer, 'core')} less"
-        if more > ROUNDING:
+        if more:
             gain = max(0.0, self.attained(cores + more) - now)
-            served = number(gain * self._rate_rps)
+            served = number(round(gain * self._rate_rps, 3))
             text += f", {100 * gain:.1f} points ({served} requests/s) more with {counted(more, 'core')} more"
         return text
 

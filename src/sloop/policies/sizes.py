@@ -241,15 +241,12 @@ def _costs_ns(belief: Belief, unit: float, node_cores: float, cores_max: int) ->
 
 def stage_replicas(stage: StageView, unit: float) -> StageReplicas:
     """The stage's ready and starting replicas, with sizes rounded to whole units."""
-    sizes = {
-        life: tuple(
-            sorted((max(1, round(one.spec.cores / unit)) for one in stage.replicas if one.life is life), reverse=True)
-        )
-        for life in (Life.READY, Life.STARTING)
-    }
-    if not sizes[Life.READY]:
-        return StageReplicas(sizes[Life.STARTING], ())
-    return StageReplicas(sizes[Life.READY], sizes[Life.STARTING])
+    sizes: dict[Life, list[int]] = {Life.READY: [], Life.STARTING: []}
+    for one in stage.replicas:
+        if one.life in sizes:
+            sizes[one.life].append(max(1, round(one.spec.cores / unit)))
+    ready, starting = (tuple(sorted(own, reverse=True)) for own in sizes.values())
+    return StageReplicas(ready, starting) if ready else StageReplicas(starting, ())
 
 
 def within_node_room(problem: SizeProblem, view: ClusterView, unit: float) -> SizeProblem:
