@@ -801,24 +801,6 @@ def test_stopping_before_all_parts_are_there_stops_all(play: Callable[[Scene], N
     play(scene)
 
 
-@pytest.mark.parametrize("bounds", [(0, 1, 3), (0, 2, 2, 4), (0, 4)])
-def test_parts_that_are_not_the_whole_model_are_refused(play: Callable[[Scene], None], bounds: tuple[int, ...]) -> None:
-    async def scene(rig: Rig) -> None:
-        await rig.join(ONE)
-        rig.start(bounds, {A: ONE})
-        gone = await rig.ear.hear(WorkerLost)
-        assert isinstance(gone, WorkerLost)
-        assert "must have all 4 blocks" in gone.error
-        rig.backend.order(
-            StartWorker(
-                B, ReplicaSpec("stage", "skips", Slot(0.5), TWO, shape=parts_at((0, 2, 4))), pipeline=WorkerId(7)
-            )
-        )
-        assert await rig.ear.hear(WorkerLost, count=2) == WorkerLost(B, "node two is not connected")
-
-    play(scene)
-
-
 def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path) -> None:
     made = servable(model, tmp_path)
     assert made.cut is not None
@@ -888,26 +870,6 @@ def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model
         assert await rig.ear.hear(WorkerStopped, count=3) == WorkerStopped(A)
         assert not is_running(pid)
         assert rig.lost == [refused]
-
-    play(scene)
-
-
-def test_a_shadow_behind_an_agent_that_dies_costs_no_answer(play: Callable[[Scene], None], model: Path) -> None:
-    async def scene(rig: Rig) -> None:
-        await paired(rig)
-        pid = shadow_pid(rig)
-        os.kill(pid, signal.SIGSTOP)
-        rig.run(1, A, 16)
-        os.kill(pid, signal.SIGKILL)
-        assert await rig.ear.hear(WorkerLost) == WorkerLost(SHADOW, "its process was killed by SIGKILL")
-        await rig.finished(1)
-        check(model, 1, 16, await rig.ear.answer(rig, 1))
-        start_shadow(rig, SECOND)
-        await rig.ear.hear(WorkerReady, count=3)
-        rig.run(2, A, 16)
-        await rig.finished(2)
-        check(model, 2, 16, await rig.ear.answer(rig, 2))
-        assert [lost.worker for lost in rig.said(WorkerLost)] == [SHADOW]
 
     play(scene)
 

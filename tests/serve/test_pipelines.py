@@ -604,42 +604,6 @@ def pid_of(backend: LiveNode, replica: ReplicaId) -> int:
     return found
 
 
-@pytest.mark.live
-def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
-    model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
-) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
-        start(backend, (0, 1, 2, 4), A, B, C)
-        await ear.hear(WorkerReady, count=3)
-        os.kill(pid_of(backend, C), signal.SIGSTOP)
-        passed = note_passed(backend)
-        run(backend, 1, A, 16)
-        await until(lambda: passed == [(A, 1), (B, 1)])
-        os.kill(pid_of(backend, B), signal.SIGSTOP)
-        run(backend, 2, C, 16)
-        run(backend, 3, B, 16)
-        await until(lambda: passed[2:] == [(A, 2), (A, 3)])
-        os.kill(pid_of(backend, B), signal.SIGKILL)
-        gone = await ear.hear(WorkerLost)
-        assert gone == WorkerLost(B, "its process was killed by SIGKILL")
-        assert not [event for event in lost(ear) if isinstance(event, BatchLost)], "nobody knows yet where it is"
-        os.kill(pid_of(backend, C), signal.SIGCONT)
-        assert await ear.hear(BatchLost) == BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
-        assert [event.batch for event in ear.events if isinstance(event, Finished)] == [1]
-        check(ear, 1, model, 16)
-        held(backend)
-        await ear.hear(WorkerCompleted, count=2)
-        run(backend, 4, A, 5)
-        run(backend, 5, C, 16)
-        await ear.hear(Finished, count=3)
-        check(ear, 4, model, 5)
-        check(ear, 5, model, 16)
-        check_no_blocks(backend, A, C)
-        assert len(lost(ear)) == 2
-
-    play(scene, {"skips": servable(model, tmp_path)})
-
-
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110
@@ -767,18 +731,6 @@ def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: P
         assert ear.events[-1] == WorkerLost(B, "the model of 'whole' of 'stage' is not cut into blocks")
 
     play(scene, {"skips": made, "whole": structs.replace(made, cut=None)})
-
-
-@pytest.mark.live
-def test_stopping_before_all_parts_are_there_stops_all(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
-        start(backend, (0, 2, 4), A, B)
-        backend.order(StopWorker(A, ""))
-        backend.order(StopWorker(B, ""))
-        await ear.hear(WorkerStopped, count=2)
-        assert lost(ear) == []
-
-    play(scene, {"skips": servable(model, tmp_path)})
 
 
 # A whole server
