@@ -5,7 +5,7 @@
 In the first two parts processes run batches back to back, alone or side by side; each round has all cells in a random
 order, and results are medians over the rounds. Inputs are in the process: there is no server. A process with one thread
 is pinned to a CPU of its own, one with two may use both. In the third, two servers serve the model under the default
-system: one with a profile that says how replicas share the cores, one without. They get the same requests, in turn.
+system, of which one may have a single replica only. They get the same requests, in turn.
 """
 
 import os
@@ -23,7 +23,6 @@ from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import yaml
-from msgspec import structs
 
 from benchmarks import encoder
 from benchmarks.notebook import arguments, publish, say, table, workspace
@@ -32,7 +31,7 @@ from benchmarks.peers.open_loop import BURST, PERIOD_S, SQUARE, STEADY, Wave
 from sloop.demo.live import serving
 from sloop.load import LoadPlan, run_load
 from sloop.profile.model import OnnxSession, feed_for, onnx_runtime, open_session
-from sloop.profile.profile import Profile, load_profile, path_beside, save_profile
+from sloop.profile.profile import Profile, load_profile, path_beside
 from sloop.workload import Trace, trace_from
 
 ROUNDS: Final = 3
@@ -46,7 +45,7 @@ CELLS: Final[Mapping[str, tuple[int, int]]] = {"1 × 1": (1, 1), "1 × 2": (1, 2
 LIVE: Final = ((SQUARE, 1.3), (SQUARE, 0.9), (STEADY, 1.3))
 """Arrivals, and their rate as a part of what one replica serves in batches of 8, by its profile."""
 SLOS_MS: Final = {"SqueezeNet": 150.0, "ResNet-50": 250.0, "encoder": 250.0}
-LIVE_S: Final = 4.0
+LIVE_S: Final = 6.0
 PACED: Final = "1 × 2, half idle"
 """Each batch is followed by a pause of its length: what idle threads do costs CPU time then."""
 SPINS: Final = "session.intra_op.allow_spinning"
@@ -245,7 +244,7 @@ def _report_memory(pipe: Connection, path: Path, changes: Mapping[str, Any]) -> 
 
 
 def live_part(machine: Machine) -> str:
-    """Goodput with one replica and with as many as the profile says, under bursts and Poisson arrivals."""
+    """Goodput with one replica and with as many as the default system chooses, under bursts and Poisson arrivals."""
     rows = list[Sequence[object]]()
     for name, path in machine.models.items():
         say(name)
@@ -253,12 +252,12 @@ def live_part(machine: Machine) -> str:
         slo_ms, capacity_rps = SLOS_MS[name], 8e3 / profile.latency_ms.latency_ms(8, profile.max_cores)
         with ExitStack() as stack:
             servers = []
-            for label, sharing in (("today", None), ("new", profile.sharing)):
+            for label, parameters in (("one", {"replicas_max": 1}), ("chosen", {})):
                 folder = path.parent / f"{path.stem}-{label}"
                 folder.mkdir(exist_ok=True)
-                save_profile(structs.replace(profile, sharing=sharing), folder / "own.profile.json")
-                stage = {"name": "only", "model": str(path.absolute()), "profile": "own.profile.json"}
-                app = {"name": "model", "slo_ms": slo_ms, "stages": [stage]}
+                stage = {"name": "only", "model": str(path.absolute())}
+                system = {"name": "elastic", **parameters}
+                app = {"name": "model", "slo_ms": slo_ms, "system": system, "stages": [stage]}
                 (folder / "app.yaml").write_text(yaml.safe_dump(app))
                 servers.append(stack.enter_context(serving(folder / "app.yaml", folder / "state")))
             for number, (wave, load) in enumerate((LIVE[0], *LIVE)):
@@ -272,20 +271,20 @@ def live_part(machine: Machine) -> str:
                 goodput = (before.offered_rps, before.goodput_rps, after.goodput_rps, ratio)
                 rows.append((name, wave.name, load, *goodput, before.p50_ms, after.p50_ms))
                 say(str(rows[-1]))
-        law = profile.sharing.points if profile.sharing is not None else ()
-        rows.append((f"{name}: S(k) {law}, deadline {slo_ms:g} ms", *[None] * 8))
-    heads = ("goodput: one replica", "as profiled", "ratio", "p50 ms: one replica", "as profiled")
+        size = profile.best_size(profile.max_cores, slo_ms / 2)
+        rows.append(
+            (f"{name}: replicas of {size:g} of {profile.max_cores:g} cores, deadline {slo_ms:g} ms", *[None] * 8)
+        )
+    heads = ("goodput: one replica", "as chosen", "ratio", "p50 ms: one replica", "as chosen")
     columns = ("model", "arrivals", "load, of one replica", "requests/s", *heads)
     return table(columns, rows)
 
 
 def _profiled(path: Path) -> Profile:
-    """A short profile, and how two workers share the cores."""
+    """A short profile."""
     shapes = [word for name, row in SHAPES.items() for word in ("--shape", f"{name}={row[0]}")]
     command = [sys.executable, "-m", "sloop", "profile", str(path), *(shapes if path.stem == "encoder" else ())]
-    together = ("--sharing", "--together", "2", "--passes", "1", "--seconds", "0.5", "--batches", "4")
-    for more in (("--alone",), together):
-        subprocess.run([*command, *more], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*command, "--alone"], stdout=subprocess.DEVNULL, check=True)
     return load_profile(path_beside(path))
 
 
@@ -307,7 +306,7 @@ def models(folder: Path, weights: Path | None) -> dict[str, Path]:
 PARTS: Final = {
     "cells": ("instances-cells", "Instances, threads and batches", cells_part),
     "options": ("instances-options", "ONNX Runtime's options", options_part),
-    "live": ("instances-live", "Replicas that share the cores, live", live_part),
+    "live": ("instances-live", "Replicas with parts of the cores, live", live_part),
 }
 
 

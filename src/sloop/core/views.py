@@ -81,6 +81,11 @@ class Belief(Protocol):
         decreasing."""
         ...
 
+    def best_size(self, cores: float, limit_ns: int) -> float:
+        """The cores of each of several equal replicas on so many cores, if the profile says that these serve notably
+        more rows a second, in batches that take at most `limit_ns`, than one replica with all; else `cores`."""
+        ...
+
     def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
         """Learn from a finished batch of `batch` rows that took `taken_ns` from its start to its answer, transport
         included. `size` is that of its largest row, if it is known; 0 stands for the largest of its class."""

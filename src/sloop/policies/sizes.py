@@ -35,8 +35,6 @@ CUTS_MAX: Final = 4
 SLOTS_MAX: Final = 5_000
 """The most slots of the longest deadline. Longer deadlines get coarser slots, so that a decision takes less than 100
 ms."""
-NEVER_MS: Final = 1e12
-"""The duration of a batch, in ms, for sizes that a stage cannot have."""
 PROBLEMS_KEPT: Final = 1_024
 """More than there are applications in one deployment."""
 
@@ -98,6 +96,11 @@ class SizeModel:
         """The stage's `plan` with other replicas and the same batches."""
         return structs.replace(self.stage_plan(index, groups, plan.batch_max), wait_ns=plan.wait_ns)
 
+    def parts(self, index: int, choice: SizeChoice) -> int:
+        """Into how many replicas with parts of its cores a replica of this size is best divided."""
+        limit_ns = self.stages[index].slo_ns // (2 * len(self.stages))
+        return max(1, int(choice.cores * self.unit / self.beliefs[index].best_size(self.cores_total, limit_ns)))
+
     def quickest(self) -> tuple[SizeChoice, ...]:
         """The fallback if no deadline can be kept: one replica per stage, batches of 1, an equal part of all cores."""
         made = []
@@ -156,28 +159,6 @@ def size_model(view: ClusterView, limits: SizeLimits, network_ms: float = 0.0) -
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
     problem = _problem(tables, batches, visits, paths, limits.throughput, total)
     return SizeModel(problem, view.stages, beliefs, unit, len(view.nodes))
-
-
-def crowded(model: SizeModel, counts: Sequence[int]) -> SizeModel:
-    """The model for so many replicas of each stage: those of the only stage, on the only node, reserve equal parts of
-    its cores and use all of them, as fast as the profile's law says while all run a batch. Unchanged where no law is
-    known for such replicas."""
-    (belief, *others), (count, *_), cores = model.beliefs, counts, model.cores_total
-    if count < 2 or others or model.nodes != 1 or abs(belief.shared_cores - cores) > ROUNDING:
-        return model
-    slot = structs.replace(belief.slot(cores), is_capped=False)
-    demand = belief.demand(belief.batch_max, slot)
-    factor = belief.interference.slowdown(demand, [demand] * (count - 1))
-    return replace(model, problem=_crowded(model.problem, count, tuple(belief.costs_ns(slot)), factor))
-
-
-@lru_cache(maxsize=PROBLEMS_KEPT)
-def _crowded(problem: SizeProblem, count: int, costs_ns: tuple[int, ...], factor: float) -> SizeProblem:
-    """The problem with the one size that so many replicas have, whose batches take `factor` times `costs_ns`."""
-    stage, units = problem.stages[0], max(1, int(problem.cores_total / count + ROUNDING))
-    table = np.full((units, stage.latency_ms.shape[1]), NEVER_MS)
-    table[-1] = factor * np.array(costs_ns[1 : table.shape[1] + 1]) / 1e6
-    return replace(problem, stages=(replace(stage, latency_ms=table),))
 
 
 def network_ms(view: ClusterView) -> float:

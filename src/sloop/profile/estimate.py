@@ -70,6 +70,7 @@ class Estimate:
         "_applied",
         "_average",
         "_base_ns",
+        "_best_sizes",
         "_block",
         "_blocks",
         "_clip",
@@ -124,6 +125,7 @@ class Estimate:
         self._costs_ns: Cache[float, tuple[int, ...]] = Cache()
         self._blocks: Cache[tuple[float, float, float], BlockCosts] = Cache()
         """By the cores of a body and of its shadow, and the factor."""
+        self._best_sizes: Cache[tuple[float, int], float] = Cache()
         self._shapes: dict[Shape, ShapeEstimate] = {}
         self._sizes: dict[int, SizeEstimate] = {}
         """By class of sizes; at most as many as there are classes."""
@@ -279,6 +281,7 @@ class Estimate:
         learnt."""
         assert isinstance(other, Estimate), other
         self.profile = other.profile
+        self._best_sizes.clear()
         for estimate in (*self._shapes.values(), *self._sizes.values()):
             estimate.measured_as(other)
 
@@ -288,6 +291,15 @@ class Estimate:
             return to_ms(self.costs_ns(slot)[batch])
         profiled_ms = self.profile.latency_ms.latency_ms(batch, self.profile.cores_on(slot))
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
+
+    def best_size(self, cores: float, limit_ns: int) -> float:
+        """See `Profile.best_size`."""
+        found = self._best_sizes.get((cores, limit_ns))
+        if found is None:
+            if len(self._best_sizes) >= CACHED_MAX:
+                self._best_sizes.clear()
+            found = self._best_sizes[cores, limit_ns] = self.profile.best_size(cores, to_ms(limit_ns))
+        return found
 
     def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":
         """The costs of the model's blocks on the cores of a body and of its shadow, with the correction of the body

@@ -624,6 +624,29 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         values_ms = [each.latency_ms.latency_ms(batch, cores) for each in self.sizes]
         return latency_between([each.size for each in self.sizes], values_ms, size)
 
+    def best_size(self, cores: float, limit_ms: float) -> float:
+        """The cores of each of several equal replicas on so many cores, if these serve notably more rows a second than
+        one replica with all; else `cores`. Each further division must gain `PARTS_GAIN_MIN`. Batches take at most
+        `limit_ms`.
+
+        Medians count: P99s would count how often one of several threads is interrupted, as if every batch were.
+        """
+        cells: Cells = {}
+        for sample in self.samples:
+            cells.setdefault(sample.batch, {})[sample.cores] = sample.p50_ms
+        latency_ms = (LatencyTable(cells) if cells else self.latency_ms).latency_ms
+
+        def rows_rps(parts: int) -> float:
+            own = cores if parts == 1 else int(cores / parts)
+            known_ms = ((batch, latency_ms(batch, own)) for batch in range(1, self.max_batch + 1))
+            return max((parts * batch / each_ms for batch, each_ms in known_ms if each_ms <= limit_ms), default=0.0)
+
+        best, best_rps = 1, rows_rps(1)
+        for parts in range(2, int(cores) + 1):
+            if (found_rps := rows_rps(parts)) > (1 + PARTS_GAIN_MIN) * best_rps:
+                best, best_rps = parts, found_rps
+        return cores if best == 1 else float(int(cores / best))
+
     def never_resized(self) -> "Profile":
         """The profile of replicas whose cores never change."""
         if not self.resize_bytes:
@@ -674,6 +697,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             for each in self.sizes
         )
         return structs.replace(self, latency_ms=latency, sizes=sizes)
+
+
+PARTS_GAIN_MIN: Final = 0.03
+"""How much more smaller replicas must serve on the same cores, as each takes memory: two profiles of one model differ
+by as much."""
 
 
 def _span(points: list[tuple[int, float]]) -> Region:

@@ -110,15 +110,10 @@ def test_refuses_values_out_of_range(parameters: dict[str, Any]) -> None:
 # More replicas
 
 
-def played(
-    gain: float, nodes: int, cores: int, *, law: Sequence[float] = (), most_rps: float = 80, **system: Any
-) -> RunRow:
-    """A request takes 20 ms, on two cores 20 / `gain`; `most_rps` requests/s come, 20 requests/s before and after.
-    `law` has the slowdowns of 1, 2, … replicas that share the cores."""
+def played(gain: float, nodes: int, cores: int, *, most_rps: float = 80, **system: Any) -> RunRow:
+    """A request takes 20 ms, on two cores 20 / `gain`; `most_rps` requests/s come, 20 requests/s before and after."""
     table = {"form": "table", "table": {1: {1: 20.0, 2: 20.0 / gain}}}
     profile: dict[str, Any] = {"latency_ms": table, "max_batch": 1, "load_s": 1}
-    if law:
-        profile["sharing"] = {"full_batch": 1, "cores": cores, "law": {"form": "count", "factors": list(law)}}
     scenario = load_scenario(
         {
             "name": "x",
@@ -151,24 +146,22 @@ def test_more_replicas_only_where_no_size_carries_the_load(
 
 
 @pytest.mark.parametrize(
-    ("law", "most_rps", "least", "starts"),
+    ("gain", "most_rps", "least", "starts"),
     [
-        pytest.param((), 80, 0.4, 1, id="nothing is known of two on one node"),
-        pytest.param((1.0, 1.4), 80, 0.95, 2, id="two together carry more than one"),
-        pytest.param((1.0, 1.4), 40, 0.99, 1, id="one is enough"),
-        pytest.param((1.0, 1.95), 80, 0.4, 1, id="two carry hardly more"),
+        pytest.param(1.3, 80, 0.95, 2, id="two halves carry more than one whole"),
+        pytest.param(1.3, 40, 0.99, 1, id="one is enough"),
+        pytest.param(1.98, 120, 0.4, 1, id="two carry hardly more"),
     ],
 )
-def test_replicas_share_the_only_node_where_that_carries_more(
-    law: tuple[float, ...], most_rps: float, least: float, starts: int
+def test_replicas_divide_the_only_node_where_they_carry_more_so(
+    gain: float, most_rps: float, least: float, starts: int
 ) -> None:
-    row = played(1.3, 1, 2, law=law, most_rps=most_rps)
+    row = played(gain, 1, 2, most_rps=most_rps)
     assert row.cold_starts == starts
     assert least <= row.attainment
 
 
-def test_overloaded_replicas_that_share_a_node_are_not_late() -> None:
-    """Who is answered in time although the neighbour starts again meanwhile, is what counts."""
-    row = played(1.3, 1, 2, law=(1.0, 1.4), most_rps=160)
+def test_overloaded_replicas_that_divide_a_node_are_not_late() -> None:
+    row = played(1.3, 1, 2, most_rps=160)
     assert row.dropped > 0
     assert row.late <= 0.01 * row.requests

@@ -1,20 +1,18 @@
 """The scaling policy `Vertical`: replicas resized in place, and more of them only where no size carries the load.
 
 Cores follow the load up and down at once, because a resize is much quicker than a start, and a second replica starts
-where all cores of a node do not suffice, or are of no use to the model, or where several replicas that share all cores
-of the only node carry more than one there: models seldom keep all threads busy. Cores and batches of all stages are
-planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts outgrow a node
-sooner than replicas start, and, where the profile does not say how replicas share the cores, or in a graph, where a
-model gains little from more cores, although more replicas would carry more on the same cores.
+where all cores of a node do not suffice, or are of no use to the model, or where several replicas with parts of the
+only node's cores serve notably more than one with all: models seldom keep all threads busy. Cores and batches of all
+stages are planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts
+outgrow a node sooner than replicas start.
 
-Source of the last rule: instances beside each other instead of one with all threads, Packrat (Bhardwaj et al., ICML
-2025); there each instance has threads of its own.
+Source of the last rule: instances with threads of their own beside each other, instead of one with all threads, Packrat
+(Bhardwaj et al., ICML 2025).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -25,7 +23,6 @@ from sloop.policies import targets
 from sloop.policies.sizes import (
     SizeLimits,
     SizeModel,
-    crowded,
     infeasible_plan,
     network_ms,
     size_model,
@@ -37,9 +34,6 @@ from sloop.policies.sizes import (
 from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput, highest_rate
 from sloop.units import s
 from sloop.vocabulary import Plan, StagePlan
-
-GAIN_MIN: Final = 0.05
-"""How much more replicas that share the only node must carry than fewer: each takes memory."""
 
 RecentCounts = tuple[tuple[int, tuple[int, ...]], ...]
 """(instant, replicas of each stage that were needed then) within the last `calm_ns`, oldest first."""
@@ -118,10 +112,9 @@ class Vertical(Scale):
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model = size_model(view, limits, network_ms(view))
         counts, recent = self._counts(now_ns, model, rate_rps, recent)
-        model = crowded(model, counts)
         split = split_of(model.problem, rate_rps, counts)
         if split is None:
-            model = crowded(size_model(view, limits), counts)
+            model = size_model(view, limits)
             split = split_of(model.problem, rate_rps, counts)
         return model, counts, split, recent
 
@@ -136,7 +129,7 @@ class Vertical(Scale):
         before = recent[:-1] if recent and recent[-1][1] == needed else recent
         recent = (*(each for each in before if each[0] > now_ns - self.calm_ns), (now_ns, needed))
         most = tuple(max(own) for own in zip(*(counts for _, counts in recent), strict=True))
-        if most == needed or crowded(model, most).problem.vertical(rate_rps, most) is not None:
+        if most == needed or model.problem.vertical(rate_rps, most) is not None:
             return most, recent
         return needed, recent
 
@@ -145,22 +138,20 @@ class Vertical(Scale):
         split = split_of(model.problem, rate_rps, fewest)
         if split is None or not any(split.extra):
             return fewest
-        carried_rps, beyond_rps = int(split.carried_rps), math.ceil(rate_rps) + 1
-        found = highest_rate(lambda rps: self._fitting(model, rps, fewest), fewest, carried_rps, beyond_rps)[0]
-        return self._crowd(model, rate_rps, fewest, carried_rps) if found == fewest else found
+        least_rps, beyond_rps = int(split.carried_rps), math.ceil(rate_rps) + 1
+        found = highest_rate(lambda rps: self._fitting(model, rps, fewest), fewest, least_rps, beyond_rps)[0]
+        return self._divided(model, rate_rps, fewest, split) if found == fewest else found
 
-    def _crowd(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...], carried_rps: float) -> tuple[int, ...]:
-        """The fewest replicas that share the only node and carry the rate or, if none do, notably more of it than
-        fewer do."""
-        best, most = fewest, min(self.replicas_max or math.inf, model.problem.cores_total)
-        for count in range(fewest[0] + 1, int(most) + 1):
-            shared = crowded(model, (count,))
-            split = split_of(shared.problem, rate_rps, (count,)) if shared is not model else None
-            if split is not None and split.carried_rps > (1 + GAIN_MIN) * carried_rps:
-                best, carried_rps = (count,), split.carried_rps
-                if carried_rps >= rate_rps:
-                    break
-        return best
+    def _divided(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...], split: SizeSplit) -> tuple[int, ...]:
+        """The fewest replicas, which carry this part of the rate, or smaller ones that carry more of it on the cores of
+        the only node."""
+        if model.nodes != 1:
+            return fewest
+        most = self.replicas_max or math.inf
+        parts = [model.parts(index, choice) for index, choice in enumerate(split.choices)]
+        counts = tuple(int(min(own * count, most)) for own, count in zip(fewest, parts, strict=True))
+        found = split_of(model.problem, rate_rps, counts)
+        return counts if found is not None and found.carried_rps > split.carried_rps else fewest
 
     def _fitting(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...] | None:
         """As many replicas as carry the rate, or the most that there may be; None if they do not fit on the nodes.
