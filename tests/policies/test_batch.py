@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from sloop.core.batching import AssumedDevice, AssumedQueue
 from sloop.core.protocols import Batch, BatchDecision
-from sloop.core.views import SharedBatch
 from sloop.errors import InputError
 from sloop.options import check_ranges
 from sloop.policies.batch import LOOKAHEAD_BATCHES, Deadline, Full, Slack, Timeout, WorkConserving
-from sloop.profile.interference import CountLaw, DeviceDemand
 from sloop.units import ms
 from sloop.vocabulary import Request, RequestId, Visit
 
@@ -38,28 +36,6 @@ def decided(
 def test_takes_all_up_to_the_limit(visit: Callable[..., Visit], waiting: int, limit: int, count: int) -> None:
     queue = [visit(number) for number in range(waiting)]
     assert decided(WorkConserving(), 0, queue, limit, range(limit + 1)) == BatchDecision(count)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "idle", "slowdown", "running", "count"),
-    [
-        pytest.param(4, 2, 1.4, 0, 2, id="halves side by side are done sooner"),
-        pytest.param(4, 2, 1.95, 0, 4, id="hardly sooner"),
-        pytest.param(4, 1, 1.4, 0, 4, id="nobody to share with"),
-        pytest.param(1, 2, 1.4, 0, 1, id="nothing to divide"),
-        pytest.param(12, 2, 1.95, 0, 6, id="more than one batch: equal ones"),
-        pytest.param(20, 2, 1.4, 0, 8, id="two full batches"),
-        pytest.param(6, 2, 1.4, 1, 3, id="beside a third one"),
-    ],
-)
-def test_idle_replicas_that_share_a_device_divide_what_waits(
-    visit: Callable[..., Visit], waiting: int, idle: int, slowdown: float, running: int, count: int
-) -> None:
-    beside = [SharedBatch("stage", 8)] * running
-    law, costs_ns = CountLaw((1.0, slowdown, 1.5 * slowdown)), [100 * rows for rows in range(9)]
-    device = AssumedDevice(8, costs_ns, law, DeviceDemand(), idle, beside)
-    queue = AssumedQueue([visit(number) for number in range(waiting)])
-    assert WorkConserving().decide(0, queue, device) == BatchDecision(count)
 
 
 # timeout

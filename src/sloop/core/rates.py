@@ -168,11 +168,6 @@ class ServiceRate:
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, shape, self.where), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot, shape, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
-        if self.is_shared and not self.slot.accelerator:
-            crowd = max(self.crowds.get(Life.READY, {}).values(), default=1)
-            if crowd > 1:  # while visits wait, the neighbours do not rest
-                own = self.belief.demand(self.batch_max, self.slot)
-                self.least_full_ns = self.beside(self.batch_max, [own] * (crowd - 1))
         if full_ns:
             self.least_full_ns = max(self.least_alone_ns, min(self.least_full_ns, full_ns))
         for rate in self.by_size.values():

@@ -11,7 +11,6 @@ from typing import Final, Literal
 from sloop.core.protocols import BatchDecision, start_or_wait
 from sloop.core.views import BatchDevice, QueueView
 from sloop.options import NonNegativeFloat, NonNegativeInt
-from sloop.profile.interference import NO_SLOWDOWN
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import Visit
 
@@ -21,8 +20,6 @@ class WorkConserving:
     """Start all waiting visits, at most `limit`, as soon as a replica is idle.
 
     The queue grows while all replicas are busy, so batches grow with load, and no replica idles while visits wait.
-    Where several are idle on the cores of one node and it is known how they share them, they divide what waits if all
-    of it is answered sooner so: two halves of a batch side by side, instead of the batch and an idle replica.
     Fails if a small batch now makes a large one late: it never looks ahead.
     """
 
@@ -30,25 +27,9 @@ class WorkConserving:
         count = len(queue.visits)
         if count == 1:  # as most are: they cost no look at the device
             return BatchDecision(1)
-        if device.law is not NO_SLOWDOWN and not device.key[1]:  # published systems do not divide them on accelerators
-            return BatchDecision(_divided(count, device))
         return BatchDecision(count if count <= device.batch_max else device.batch_max)
 
 
-def _divided(waiting: int, device: BatchDevice) -> int:
-    """How many of those that wait one replica takes if the idle ones on its node share them; as many as it can, if
-    that is not notably slower."""
-    whole, idle = min(waiting, device.batch_max), device.idle
-    part = -(-waiting // idle)
-    if part >= whole or waiting > whole:
-        return min(part, whole)
-    law, own, busy = device.law, device.largest, len(device.running)
-    slower = law.slowdown(own, [own] * (busy + idle - 1)) / law.slowdown(own, [own] * busy)
-    return part if slower * device.costs_ns[part] < (1 - GAIN_MIN) * device.costs_ns[whole] else whole
-
-
-GAIN_MIN: Final = 0.05
-"""By how much sooner `WorkConserving` must be done with a divided batch: laws of interference are not exact."""
 GUARD_NS: Final = ms(20)
 """What `Slack` leaves for transport and for the error of the believed cost."""
 
