@@ -23,11 +23,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sloop.actions import ResizeWorker
 from sloop.errors import InputError
+from sloop.events import Removed
 from sloop.profile.examine import examine
 from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import digest, digest_of_model
 from sloop.serve import copies
-from sloop.serve.control.orders import Deploy, Remove, find_server, send
+from sloop.serve.control.orders import Deploy, find_server, send
 from sloop.serve.control.servables import COPIES
 from sloop.serve.copies import (
     VersionFiles,
@@ -697,7 +698,7 @@ def test_deploying_takes_the_change_and_the_version_before_keeps_its_own(thread:
         assert answer_of(running, "2") == ("2", 2)
         entries = list((tmp_path / "state" / COPIES).iterdir())
         assert len(entries) == 2
-        send(find_server(running.folder), Remove("adds", "1"), lambda _: None)
+        send(find_server(running.folder), Removed("adds", "1"), lambda _: None)
         for _ in range(1000):
             if len(entries := list((tmp_path / "state" / COPIES).iterdir())) == 1:
                 break

@@ -22,6 +22,7 @@ from msgspec import structs
 from sloop.actions import Rollout, VersionState
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
+from sloop.events import Promoted, Removed
 from sloop.runlog import read_log
 from sloop.serve.control import deployer as module
 from sloop.serve.control import orders
@@ -36,8 +37,6 @@ from sloop.serve.control.orders import (
     Done,
     ListVersions,
     Order,
-    Promote,
-    Remove,
     find_server,
     is_served,
     send,
@@ -246,11 +245,11 @@ def test_a_canary_gets_its_share_and_is_promoted(thread: LoopThread, tmp_path: P
         with pytest.raises(InputError, match="version 2 of 'demo' is a canary already") as caught:
             order(running, Deploy(path, canary=Canary(0.1)))
         assert "--promote demo" in caught.value.help
-        done = order(running, Promote("demo"))
+        done = order(running, Promoted("demo", ""))
         assert [(each.version, each.state) for each in done.versions] == [("2", "serving")]
         assert factor_of(running, "demo") == ("2", 2.0)
         with pytest.raises(InputError, match="no version of 'demo' is a canary"):
-            order(running, Promote("demo"))
+            order(running, Promoted("demo", ""))
 
 
 def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
@@ -260,7 +259,7 @@ def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
         path = file_of(tmp_path, named("demo", mlp))
         order(running, Deploy(path, canary=Canary(0.25)))
         told: list[str] = []
-        order(running, Remove("demo", "2"), told.append)
+        order(running, Removed("demo", "2"), told.append)
         assert told[0] == "version 2 of 'demo' gets no new requests; version 1 gets all"
         assert told[-1] == "version 2 of 'demo' has ended: it was removed"
         order(running, Deploy(path, canary=Canary(0.25)))
@@ -303,7 +302,7 @@ def test_the_only_version_that_serves_cannot_be_removed_while_another_starts(
         while ("demo", "2", "starting", 0.0) not in versions(running):
             assert deploying.is_alive()
         with pytest.raises(InputError, match="version 1 of 'demo' is all that serves, and version 2 still starts"):
-            order(running, Remove("demo", "1"))
+            order(running, Removed("demo", "1"))
         assert factor_of(running, "demo")[0] == "1"
         deploying.join()
         assert factor_of(running, "demo")[0] == "2"
@@ -370,7 +369,7 @@ def test_applications_are_added_and_removed_while_others_serve(thread: LoopThrea
                 assert [each.state for each in done.versions] == ["serving"]
                 assert factor_of(running, f"more{number}") == ("1", 5.0)
             assert running.server.planner.pid is not None
-            done = order(running, Remove("more4"))
+            done = order(running, Removed("more4"))
             assert [each.state for each in done.versions] == ["retired"]
             assert running.ask("POST", "/v2/models/more4/infer", infer_body(1))[0] == 404
             order(running, Deploy(file_of(tmp_path, named("more4", other))))
@@ -393,12 +392,12 @@ def test_open_requests_of_a_removed_model_are_finished(thread: LoopThread, tmp_p
             worker.start()
         while running.server.driver.open_requests < 6:
             time.sleep(0.01)
-        order(running, Remove("slow"))
+        order(running, Removed("slow"))
         for worker in workers:
             worker.join(20)
         assert answers == [200] * 6
         with pytest.raises(InputError, match="'demo' is the only application of this server") as caught:
-            order(running, Remove("demo"))
+            order(running, Removed("demo"))
         assert "SIGTERM" in caught.value.help
 
 
@@ -443,11 +442,11 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
                 order(running, Deploy(good, canary=Canary(1.0)))
             with pytest.raises(InputError, match="no version that could serve the other requests"):
                 order(running, Deploy(file_of(tmp_path, named("new", mlp)), canary=Canary(0.1)))
-            for wrong in (Promote("new"), Remove("new")):
+            for wrong in (Promoted("new", ""), Removed("new")):
                 with pytest.raises(InputError, match="this server has no application 'new'"):
                     order(running, wrong)
             with pytest.raises(InputError, match="'demo' has no version '7'"):
-                order(running, Remove("demo", "7"))
+                order(running, Removed("demo", "7"))
         assert statuses.keys() == {200}
         assert versions(running) == [("demo", "1", "serving", 1.0)]
 

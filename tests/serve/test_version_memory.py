@@ -19,9 +19,10 @@ from msgspec import structs
 from sloop.actions import VersionState
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.load import load_application, load_deployment
+from sloop.events import Removed
 from sloop.serve.control.check_process import CheckOrder, check_version
 from sloop.serve.control.memory import VERSIONS, KeptVersion, VersionMemory
-from sloop.serve.control.orders import Deploy, ListVersions, Remove, find_server, send
+from sloop.serve.control.orders import Deploy, ListVersions, find_server, send
 from sloop.systems.setup import definition_of, set_up
 from sloop.vocabulary import Canary
 from tests.serve.test_deploy import file_of, named, python_model
@@ -256,8 +257,8 @@ def test_a_server_that_was_killed_serves_again_what_was_deployed(tmp_path: Path,
             assert server.process.poll() is None
         assert server.versions() == before
         assert {server.answer("other") for _ in range(40)} == {("1", 1.0), ("2", 3.0)}
-        server.order(Remove("other", "1"))
-        server.order(Remove("demo"))
+        server.order(Removed("other", "1"))
+        server.order(Removed("demo"))
         server.kill()
     with running(file, folder) as server:
         assert server.versions() == {("other", "2", "serving")}

@@ -10,6 +10,7 @@ from sloop.app.document import parse_yaml
 from sloop.app.load import model_urls, read_system
 from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
 from sloop.cli.pull import CACHE_OPTIONS, fetched_models
+from sloop.events import Promoted, Removed
 from sloop.report.tables import Table
 from sloop.serve.control.orders import (
     ChangeSystem,
@@ -17,8 +18,6 @@ from sloop.serve.control.orders import (
     Done,
     ListVersions,
     Order,
-    Promote,
-    Remove,
     find_server,
     send,
 )
@@ -131,9 +130,9 @@ def deploy(
         tell_notes((path,))
         order = Deploy(str(path.absolute()), version, _canary(canary, promote_after_s, tolerance))
     elif promote is not None:
-        order = Promote(*_named(promote))
+        order = Promoted(*_named(promote))
     elif remove is not None:
-        order = Remove(*_named(remove))
+        order = Removed(*_named(remove))
     elif system is not None:
         choice = read_system(parse_yaml(system, "--system"), Path.cwd())
         order = ChangeSystem(application, choice.name, dict(choice.parameters))

@@ -31,6 +31,7 @@ from msgspec import Struct, structs
 
 from sloop.app.limits import Limits
 from sloop.errors import MachineError
+from sloop.events import Draining
 from sloop.machine import cpu_ns_of
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.driver import Driver
@@ -41,7 +42,6 @@ from sloop.serve.messages import (
     Ask,
     Cancel,
     Close,
-    DrainEdge,
     EdgeCounts,
     Free,
     FromEdge,
@@ -49,6 +49,7 @@ from sloop.serve.messages import (
     OfferModel,
     Page,
     ReloadFiles,
+    Report,
     RequestEnded,
     Submit,
     ToEdge,
@@ -371,7 +372,7 @@ class Edges:
 
     def drain(self) -> None:
         """The server finishes open requests: edges close idle connections."""
-        self._tell(DrainEdge())
+        self._tell(Report(Draining()))
 
     async def delivered(self) -> None:
         """Wait until all edges have the answers that are in the memory of agents, or cannot get them any more."""

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from sloop.actions import Piece
 from sloop.app.limits import Limits
-from sloop.events import Finished, WorkerLost, WorkerReady
+from sloop.events import Draining, Finished, WorkerLost, WorkerReady
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks
 from sloop.shared_memory import Address
@@ -421,10 +421,6 @@ class OfferModel(Struct, frozen=True, array_like=True, tag=True):
     """Of the version that serves most requests."""
 
 
-class DrainEdge(Struct, frozen=True, array_like=True, tag=True):
-    """The server begins to drain: close idle connections."""
-
-
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=True):
     """Read keys and certificates again, and open the access log anew."""
 
@@ -439,4 +435,5 @@ class Holders(Struct, frozen=True, array_like=True, tag=True):
     """Host and port at which each sends its blocks. An empty host stands for that of the deciding process."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | DrainEdge | Close | ReloadFiles | Holders
+ToEdge = RequestEnded | Free | Page | OfferModel | Report[Draining] | Close | ReloadFiles | Holders
+"""When the server drains, edges close idle connections."""

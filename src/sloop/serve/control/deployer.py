@@ -38,8 +38,6 @@ from sloop.serve.control.orders import (
     Done,
     ListVersions,
     Order,
-    Promote,
-    Remove,
     Tell,
     VersionStatus,
 )
@@ -155,9 +153,9 @@ class Deployer:
         match order:
             case Deploy():
                 done = await self.deploy(order, tell)
-            case Promote():
+            case Promoted():
                 done = await self.promote(order, tell)
-            case Remove():
+            case Removed():
                 done = await self.remove(order, tell)
             case ChangeSystem():
                 done = await self.change_system(order, tell)
@@ -381,7 +379,7 @@ class Deployer:
                 found[name].append(kept)
         self._memory.write(found)
 
-    async def promote(self, order: Promote, tell: Tell) -> Done:
+    async def promote(self, order: Promoted, tell: Tell) -> Done:
         """Let a version get all requests, and wait until it does."""
         name = self._known(order.application)
         candidates = [
@@ -397,7 +395,7 @@ class Deployer:
         self._driver.on_event(Promoted(name, version))
         return await self._until(name, version, (VersionState.SERVING, *ENDING_STATES), (VersionState.SERVING,), tell)
 
-    async def remove(self, order: Remove, tell: Tell) -> Done:
+    async def remove(self, order: Removed, tell: Tell) -> Done:
         """End an application, or a version of it, and wait until its open requests are finished."""
         name = self._known(order.application)
         living = [each.name for each in self._living(name)]

@@ -4,7 +4,7 @@ The socket is a file in the server's state folder that only the server's own use
 port: a model or a system may be a Python file, so whoever may deploy may run code as the server's user.
 
 One order per connection. Client and server exchange lines of JSON: the client sends an `Order`, the server answers with
-any number of `OrderProgress` and one `Done` or `Failed`.
+any number of texts, which say what happens now, and one `Done` or `Failed`.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
+from sloop.events import Promoted, Removed
 from sloop.vocabulary import Canary
 
 CONTROL: Final = "control"
@@ -46,20 +47,6 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     """The name that the application in the file must have; empty for any."""
 
 
-class Promote(Struct, frozen=True, tag="promote"):
-    """Give all requests of an application to its canary, or to this version of it."""
-
-    application: str
-    version: str = ""
-
-
-class Remove(Struct, frozen=True, tag="remove"):
-    """End an application, or one version of it."""
-
-    application: str
-    version: str = ""
-
-
 class ChangeSystem(Struct, frozen=True, tag="system"):
     """Let another system decide for an application: for all its versions that start or serve, and for those that are
     deployed later."""
@@ -74,7 +61,9 @@ class ListVersions(Struct, frozen=True, tag="list"):
     """List all versions of all applications."""
 
 
-Order = Deploy | Promote | Remove | ChangeSystem | ListVersions
+Order = Deploy | Promoted | Removed | ChangeSystem | ListVersions
+"""To promote a version, or to remove one or an application, is an event of the core already. Promoted without a
+version: the canary of the application."""
 
 
 class Comparison(Struct, frozen=True):
@@ -101,12 +90,6 @@ class VersionStatus(Struct, frozen=True, omit_defaults=True):
     system: str = ""
     """The system that decides for it, with the parameters that were declared. Empty if it has ended."""
     compared: Comparison | None = None
-
-
-class OrderProgress(Struct, frozen=True, tag="progress"):
-    """What happens now."""
-
-    text: str
 
 
 class Done(Struct, frozen=True, tag="done"):
@@ -184,14 +167,14 @@ class ControlSocket:
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES_MAX)
 
-        def send(reply: OrderProgress | Done | Failed) -> None:
+        def send(reply: str | Done | Failed) -> None:
             if not writer.is_closing():
                 writer.write(self._encode(reply) + b"\n")
 
         try:
             order = self._decode(await reader.readline())
             with contextlib.suppress(asyncio.CancelledError):
-                send(await self._answer(order, reader, lambda text: send(OrderProgress(text))))
+                send(await self._answer(order, reader, send))
         except SloopError as error:
             send(Failed(str(error.args[0]), error.help))
         except (msgspec.DecodeError, ValueError) as error:
@@ -281,7 +264,7 @@ def send(path: Path, order: Order, tell: Tell) -> Done:
 
     Raises `InputError` with the server's reason if it refuses, and `MachineError` if the connection breaks.
     """
-    decode = msgspec.json.Decoder(OrderProgress | Done | Failed).decode
+    decode = msgspec.json.Decoder(str | Done | Failed).decode
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, _short(path) as name:
             sock.connect(name)
@@ -292,7 +275,7 @@ def send(path: Path, order: Order, tell: Tell) -> Done:
                     return reply
                 if isinstance(reply, Failed):
                     raise InputError(reply.what, help=reply.help)
-                tell(reply.text)
+                tell(reply)
     except (OSError, msgspec.DecodeError) as error:
         what = f"{path}: the connection to the server is broken: {error}"
         raise MachineError(what, help="is it still running? See its messages") from error

@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from sloop.errors import InputError, SloopError
+from sloop.events import Removed
 from sloop.serve.control.deployer import Deployer
 from sloop.serve.control.orders import (
     ORDERS_MAX,
     Deploy,
-    Remove,
 )
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import NAMES_MAX
@@ -80,7 +80,7 @@ class ModelRepository:
             then(_answer_of(refusal))
             return
         file = str((self._folder / f"{name}{APPLICATION_FILE}").absolute())
-        order = Deploy(file, application=name) if is_loaded else Remove(name)
+        order = Deploy(file, application=name) if is_loaded else Removed(name)
         work = asyncio.get_running_loop().create_task(self._carry_out(order, then))
         self._open.add(work)
         work.add_done_callback(self._open.discard)
@@ -98,7 +98,7 @@ class ModelRepository:
             return []
         return sorted(path.name.removesuffix(APPLICATION_FILE) for path in self._folder.glob(f"*{APPLICATION_FILE}"))
 
-    async def _carry_out(self, order: Deploy | Remove, then: Callable[[bytes], None]) -> None:
+    async def _carry_out(self, order: Deploy | Removed, then: Callable[[bytes], None]) -> None:
         answer = b""
         try:
             done = await self._deployer.handle(order, lambda _: None)

@@ -34,7 +34,6 @@ from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.heartbeat import HEARTBEAT_S
 from sloop.serve.messages import (
     Close,
-    DrainEdge,
     EdgeCounts,
     Free,
     FromEdge,
@@ -42,6 +41,7 @@ from sloop.serve.messages import (
     OfferModel,
     Page,
     ReloadFiles,
+    Report,
     RequestEnded,
     ToEdge,
 )
@@ -129,7 +129,7 @@ class EdgeServer:
             Free: self.sink.on_free,
             Page: self.sink.on_page,
             OfferModel: self._offer,
-            DrainEdge: lambda _: self.port.drain(),
+            Report: lambda _: self.port.drain(),
             ReloadFiles: lambda _: self._reload(),
             Holders: self.sink.set_holders,
         }
