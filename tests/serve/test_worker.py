@@ -48,6 +48,7 @@ from sloop.serve.messages import (
     WorkerDiffers,
     WorkerRefused,
     decoder,
+    encode,
 )
 from sloop.serve.protocols import Servable, StageSetup
 from sloop.serve.runtimes import FileRuntime
@@ -238,6 +239,24 @@ def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     assert "none.onnx" in server.hear(WorkerRefused).why
     server.end()
     assert server.error is not None
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [Threads(1, 1.0)],
+        [StageSetup(A, alone("only", BYTES), Servable("fake:echo", BYTES), "local"), Threads(1, 1.0)],
+    ],
+    ids=["none", "another", "two"],
+)
+def test_a_first_frame_without_one_setup_ends_the_worker(records: list[Struct]) -> None:
+    ours, theirs = socket_pair()
+    with ours, theirs, contextlib.closing(Arenas()) as own:
+        held = own.make(1 << 20, lambda _: None)
+        ProcessChannel(ours).send(FrameKind.RECORDS, payload=[encode(records)])
+        with pytest.raises(ProtocolError, match="instead of what to serve"):
+            ModelWorker(ProcessChannel(theirs), Arena(held.number, held.fd)).serve()
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ from sloop.tensor import (
     row_starts,
     size_and_shape,
 )
+from sloop.text import listed
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
 from sloop.vocabulary import BatchId
 
@@ -336,12 +337,16 @@ class ModelWorker:
         first = self._channel.receive()
         if first is None:
             return
-        (setup,) = records_in(first, self._decode)
-        if isinstance(setup, ShadowSetup):
-            self._serve_as_shadow(setup)
-            return
-        if not isinstance(setup, StageSetup):
-            raise ProtocolError(f"the server sent {type(setup).__name__} before a StageSetup")
+        match records_in(first, self._decode):
+            case [ShadowSetup() as setup]:
+                self._serve_as_shadow(setup)
+            case [StageSetup() as setup]:
+                self._serve_as_replica(setup)
+            case records:
+                names = listed([type(record).__name__ for record in records]) or "no record"
+                raise ProtocolError(f"the server sent {names} first, instead of what to serve")
+
+    def _serve_as_replica(self, setup: StageSetup) -> None:
         runtime = self._opened(setup)
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
         if self._setup.wiring.outputs:

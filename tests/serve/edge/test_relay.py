@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,6 +83,17 @@ def test_a_stranger_is_passed_on_slowly_and_a_known_client_at_once(
             assert scene.passed == sent
 
     asyncio.run(main())
+
+
+def test_connections_that_wait_to_be_passed_on_are_of_a_known_network_as_soon_as_it_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        relay = Relay([tmp_path / "none"])
+        for name in ("a", "b", "c"):
+            relay._waiting.add(Mock(network=name))
+        relay.listener.handshakes.note_authorised("b")
+        assert relay._waiting.take(is_known=True).network == "b"
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

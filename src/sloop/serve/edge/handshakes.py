@@ -146,13 +146,20 @@ class Handshakes:
         """Handshakes that took long, ended for others."""
         self._raw: dict[Accepted, tuple[socket.socket, float]] = {}
         """Those that have not begun, by when they were accepted, the oldest first."""
-        self._ready = FairQueue(self.known)
+        self._queues: list[FairQueue] = []
+        self._ready = self.queue()
         """Those of them whose first message is here."""
         self._going: dict[Accepted, tuple[asyncio.Task[None], float]] = {}
         """Handshakes that have begun, and when, the oldest first."""
         self._next: asyncio.Handle | None = None
         self._sweeper: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def queue(self) -> FairQueue:
+        """One more queue of connections, whose networks become known here."""
+        made = FairQueue(self.known)
+        self._queues.append(made)
+        return made
 
     def add(self, sock: socket.socket, connection: Accepted) -> None:
         """Wait for the first message on an accepted socket. To be called in the event loop."""
@@ -174,7 +181,8 @@ class Handshakes:
         is_known = network in self.known
         self._spend(-self.cost_ns, is_known=is_known)
         if not is_known:
-            self._ready.know(network)
+            for queue in self._queues:
+                queue.know(network)
         self.known.pop(network, None)
         self.known[network] = None
         if len(self.known) > KNOWN_MAX:

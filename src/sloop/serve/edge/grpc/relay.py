@@ -23,7 +23,6 @@ from typing import Final
 
 from sloop.app.limits import ServerLimits
 from sloop.serve.edge.grpc.heads import Heads, TooMuch
-from sloop.serve.edge.handshakes import FairQueue
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, default_connections
 
 STRANGER_BYTES: Final = 4 * 1024
@@ -336,7 +335,7 @@ class Relay:
         self.expired: Counter[str] = Counter()
         """Connections closed because their client took too long, by what was awaited."""
         self._names: dict[str, RelayedConnection] = {}
-        self._waiting = FairQueue(self.listener.handshakes.known)
+        self._waiting = self.listener.handshakes.queue()
         """Those that have sent something, and are not connected to grpcio's server yet."""
         self._next: asyncio.Handle | None = None
         self._opening: set[asyncio.Task[None]] = set()
