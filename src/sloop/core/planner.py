@@ -531,20 +531,20 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
 
 def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView]) -> Plan:
     """The plan, with replicas that only reserve their cores and may use those that are idle (`Slot.is_capped`), where
-    that costs nothing and makes them faster, and where replicas with parts of these cores would not serve more
-    (`Belief.best_size`); and while no request is expected, with batches that suit a burst.
+    that costs nothing and makes them faster; and while no request is expected, with batches that suit a burst.
 
     It costs nothing on the only node of a kind of hardware if that is always there, such as a server's own machine: on
     several, replicas that are faster than planned on one node would say nothing of those on the next, and a node on
     demand is given back instead. A model is faster if a batch of one is expected to gain `GAIN_MIN` from all cores of
     the node; one that is measured on more cores than there are is not known to be. Both are the same for all plans of a
-    version, so that no replica is replaced for it.
+    version. Of a stage with several replicas, all have only their own cores: each would take those of the others, and
+    predictions do not know when. The first one is replaced when a second one comes.
     """
     alone: dict[str, float] = {}
     for each in nodes:
         alone[each.node.hardware] = 0.0 if each.node.hardware in alone or each.node.on_demand else each.node.cores
     beliefs = {stage.name: stage.beliefs for stage in view.stages}
-    used, limit_ns = list[float](), view.stages[0].slo_ns // (2 * len(view.stages))
+    used = list[float]()
 
     def shared(group: Group) -> Group:
         spec, slot = group.spec, group.spec.slot
@@ -554,15 +554,17 @@ def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView])
         if not cores or belief.cores_max > cores * (1 + ROUNDING):
             return group
         on_all, on_one = (belief.latency_ms(1, belief.slot(each)) for each in (cores, min(1.0, cores)))
-        if on_all > on_one * (1 - GAIN_MIN) or belief.best_size(cores, limit_ns) < cores:
+        if on_all > on_one * (1 - GAIN_MIN):
             return group
         used.append(cores)
         return structs.replace(group, spec=structs.replace(spec, slot=structs.replace(slot, is_capped=False)))
 
     def for_bursts(target: StagePlan) -> StagePlan:
-        made = structs.replace(target, groups=tuple(map(shared, target.groups)))
+        is_alone = sum(group.count for group in target.groups) < 2
+        made = structs.replace(target, groups=tuple(map(shared, target.groups))) if is_alone else target
         if view.forecast_rps or target.wait_ns or any(each.batch_max for each in made.groups):
             return made
+        limit_ns = view.stages[0].slo_ns // (2 * len(view.stages))  # who just missed a batch is in time with the next
         of_stage, specs = beliefs[target.stage], [each.spec for each in made.groups]
         costs_ns = [of_stage[spec.variant, spec.slot.hardware].costs_ns(spec.slot) for spec in specs]
         sizes = [_burst_batch(each, target.batch_max, limit_ns) for each in costs_ns]

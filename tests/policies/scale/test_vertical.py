@@ -148,7 +148,8 @@ def test_more_replicas_only_where_no_size_carries_the_load(
 @pytest.mark.parametrize(
     ("gain", "most_rps", "least", "starts"),
     [
-        pytest.param(1.3, 80, 0.95, 2, id="two halves carry more than one whole"),
+        pytest.param(1.3, 80, 0.95, 3, id="two halves; one that may use all cores is replaced"),
+        pytest.param(1.02, 80, 0.95, 2, id="two halves carry more than one whole"),
         pytest.param(1.3, 40, 0.99, 1, id="one is enough"),
         pytest.param(1.98, 120, 0.4, 1, id="two carry hardly more"),
     ],
