@@ -225,6 +225,8 @@ class _Gains:
         """What it attains, and what a core more or less would change."""
         now = self.attained(cores)
         text = f"worth: {now:.1%} of {number(self._rate_rps)} requests/s expected in time"
+        if self._claimant.view.forecast_rps < RATE_RPS_MIN:
+            text += " (as many are assumed where fewer come)"
         fewer, more = (round(min(1.0, each), 3) for each in (cores, self._claimant.cores - cores))
         if fewer:
             loss = max(0.0, now - self.attained(max(0.0, cores - fewer)))
