@@ -29,7 +29,7 @@ from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.peers.models import image_model
 from benchmarks.peers.open_loop import BURST, PERIOD_S, SQUARE, STEADY, Wave
 from sloop.demo.live import serving
-from sloop.load import LoadPlan, run_load
+from sloop.load import LoadPlan, LoadResult, run_load
 from sloop.profile.model import OnnxSession, feed_for, onnx_runtime, open_session
 from sloop.profile.profile import Profile, load_profile, path_beside
 from sloop.workload import Trace, trace_from
@@ -260,22 +260,23 @@ def live_part(machine: Machine) -> str:
                 app = {"name": "model", "slo_ms": slo_ms, "system": system, "stages": [stage]}
                 (folder / "app.yaml").write_text(yaml.safe_dump(app))
                 servers.append(stack.enter_context(serving(folder / "app.yaml", folder / "state")))
-            for number, (wave, load) in enumerate((LIVE[0], *LIVE)):
-                arrivals = _arrivals(wave, load * capacity_rps, machine.seed)
+            found: dict[tuple[Wave, float], list[tuple[LoadResult, LoadResult]]] = {}
+            for number, (wave, load) in enumerate((LIVE[0], *LIVE * ROUNDS)):
+                arrivals = _arrivals(wave, load * capacity_rps, machine.seed + number)
                 shapes = {key: (1, *row) for key, row in SHAPES.items()} if path.stem == "encoder" else {}
                 plans = [LoadPlan(each.http, each.application, arrivals, slo_ms, shapes=shapes) for each in servers]
-                before, after = map(run_load, plans)
-                if not number:  # the first load starts replicas
-                    continue
-                ratio = after.goodput_rps / before.goodput_rps if before.goodput_rps else None
-                goodput = (before.offered_rps, before.goodput_rps, after.goodput_rps, ratio)
-                rows.append((name, wave.name, load, *goodput, before.p50_ms, after.p50_ms))
-                say(str(rows[-1]))
-        size = profile.best_size(profile.max_cores, slo_ms / 2)
-        rows.append(
-            (f"{name}: replicas of {size:g} of {profile.max_cores:g} cores, deadline {slo_ms:g} ms", *[None] * 8)
-        )
-    heads = ("goodput: one replica", "as chosen", "ratio", "p50 ms: one replica", "as chosen")
+                one, chosen = map(run_load, plans)
+                if number:  # the first load starts replicas
+                    found.setdefault((wave, load), []).append((one, chosen))
+                    say(f"{wave.name} {load:g}: {one.goodput_rps:.4g} and {chosen.goodput_rps:.4g}")
+        for (wave, load), pairs in found.items():
+            offered, before = (fmean(getattr(a, key) for a, _ in pairs) for key in ("offered_rps", "goodput_rps"))
+            after = fmean(b.goodput_rps for _, b in pairs)
+            ratios = sorted(b.goodput_rps / a.goodput_rps for a, b in pairs)
+            rows.append((name, wave.name, load, offered, before, after, after / before, ratios[0], ratios[-1]))
+        size = f"{profile.best_size(profile.max_cores, slo_ms / 2):g} of {profile.max_cores:g} cores"
+        rows.append((f"{name}: replicas of {size}, deadline {slo_ms:g} ms", *[None] * 8))
+    heads = ("goodput: one replica", "as chosen", "ratio", "least", "most")
     columns = ("model", "arrivals", "load, of one replica", "requests/s", *heads)
     return table(columns, rows)
 
