@@ -5,7 +5,7 @@
 In the first two parts processes run batches back to back, alone or side by side; each round has all cells in a random
 order, and results are medians over the rounds. Inputs are in the process: there is no server. A process with one thread
 is pinned to a CPU of its own, one with two may use both. In the third, two servers serve the model under the default
-system, of which one may have a single replica only. They get the same requests, in turn.
+system; one of them may have only one replica. They get the same requests, in turn.
 """
 
 import os
@@ -46,6 +46,8 @@ LIVE: Final = ((SQUARE, 1.3), (SQUARE, 0.9), (STEADY, 1.3))
 """Arrivals, and their rate as a part of what one replica serves in batches of 8, by its profile."""
 SLOS_MS: Final = {"SqueezeNet": 150.0, "ResNet-50": 250.0, "encoder": 250.0}
 LIVE_S: Final = 6.0
+RPS_MIN: Final = 0.1
+"""Replaces a goodput of none where one is divided by it."""
 PACED: Final = "1 × 2, half idle"
 """Each batch is followed by a pause of its length: what idle threads do costs CPU time then."""
 SPINS: Final = "session.intra_op.allow_spinning"
@@ -272,9 +274,10 @@ def live_part(machine: Machine) -> str:
         for (wave, load), pairs in found.items():
             offered, before = (fmean(getattr(a, key) for a, _ in pairs) for key in ("offered_rps", "goodput_rps"))
             after = fmean(b.goodput_rps for _, b in pairs)
-            ratios = sorted(b.goodput_rps / a.goodput_rps for a, b in pairs)
-            rows.append((name, wave.name, load, offered, before, after, after / before, ratios[0], ratios[-1]))
-        size = f"{profile.best_size(profile.max_cores, slo_ms / 2):g} of {profile.max_cores:g} cores"
+            ratios = sorted(b.goodput_rps / max(a.goodput_rps, RPS_MIN) for a, b in pairs)
+            ratio = after / max(before, RPS_MIN)
+            rows.append((name, wave.name, load, offered, before, after, ratio, ratios[0], ratios[-1]))
+        size = f"{profile.best_size(profile.max_cores, slo_ms / 2, profile.max_batch):g} of {profile.max_cores:g} cores"
         rows.append((f"{name}: replicas of {size}, deadline {slo_ms:g} ms", *[None] * 8))
     heads = ("goodput: one replica", "as chosen", "ratio", "least", "most")
     columns = ("model", "arrivals", "load, of one replica", "requests/s", *heads)

@@ -76,7 +76,7 @@ class Belief:
     def costs_ns(self, slot: Slot) -> Sequence[int]:
         return (0, *(ms(self.latency_ms(n, slot)) for n in range(1, self.batch_max + 1)))
 
-    def best_size(self, cores: float, limit_ns: int) -> float:
+    def best_size(self, cores: float, limit_ns: int, batch_max: int) -> float:
         return cores
 
     def miss(self, rows: int) -> None:

@@ -91,7 +91,7 @@ class Planner:
         self.limits: CoreLimits = {}
         """The limits of the last plans."""
         self._limited = LimitedNodes()
-        """The nodes of the last plans, by the limits that they were cut to: many applications get as many cores."""
+        """The nodes of the last plans, by the limits that they were cut to: many applications have the same limit."""
 
     def add(self, key: str, policies: Policies, choices: Mapping[str, Policies] = NO_CHOICES) -> None:
         """Plan for one more application version, at first by these policies, and by those of `choices` when one of
@@ -538,7 +538,7 @@ def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView])
     demand is given back instead. A model is faster if a batch of one is expected to gain `GAIN_MIN` from all cores of
     the node; one that is measured on more cores than there are is not known to be. Both are the same for all plans of a
     version. Of a stage with several replicas, all have only their own cores: each would take those of the others, and
-    predictions do not know when. The first one is replaced when a second one comes.
+    predictions do not know when. So replicas are replaced when a second one comes, and when one is left.
     """
     alone: dict[str, float] = {}
     for each in nodes:
@@ -564,10 +564,9 @@ def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView])
         made = structs.replace(target, groups=tuple(map(shared, target.groups))) if is_alone else target
         if view.forecast_rps or target.wait_ns or any(each.batch_max for each in made.groups):
             return made
-        limit_ns = view.stages[0].slo_ns // (2 * len(view.stages))  # who just missed a batch is in time with the next
         of_stage, specs = beliefs[target.stage], [each.spec for each in made.groups]
         costs_ns = [of_stage[spec.variant, spec.slot.hardware].costs_ns(spec.slot) for spec in specs]
-        sizes = [_burst_batch(each, target.batch_max, limit_ns) for each in costs_ns]
+        sizes = [_burst_batch(each, target.batch_max, view.batch_limit_ns) for each in costs_ns]
         return structs.replace(made, batch_max=min(sizes, default=target.batch_max))
 
     stages = tuple(map(for_bursts, plan.stages))

@@ -312,7 +312,7 @@ class Divide(Protocol):
 
     @property
     def idle(self) -> Literal["leave", "use"]:
-        """`use`: on a machine of their own, replicas of its application only reserve the cores of their plan, and may
+        """`use`: on a machine of their own, single replicas of stages only reserve the cores of their plan, and may
         use all that are idle (`sloop.core.planner.sharing_idle_cores`)."""
         return "leave"
 

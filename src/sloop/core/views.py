@@ -81,9 +81,10 @@ class Belief(Protocol):
         decreasing."""
         ...
 
-    def best_size(self, cores: float, limit_ns: int) -> float:
+    def best_size(self, cores: float, limit_ns: int, batch_max: int) -> float:
         """The cores of each of several equal replicas on so many cores, if the profile says that these serve notably
-        more rows a second, in batches that take at most `limit_ns`, than one replica with all; else `cores`."""
+        more rows a second than one replica with all; else `cores`. Batches have at most `batch_max` rows and take at
+        most `limit_ns`."""
         ...
 
     def observe(self, batch: int, slot: Slot, taken_ns: int, size: int = 0) -> None:
@@ -524,6 +525,12 @@ class ClusterView:
     """Forecast by the forecast policy: rows per second at the application."""
     paths: tuple[Path, ...]
     """Every path through the graph from an entry to an end, with its deadline."""
+
+    @property
+    def batch_limit_ns(self) -> int:
+        """How long a batch of any stage may take, if who has just missed it is to be in time with the next: half of an
+        equal part of the deadline (Nexus' rule)."""
+        return self.stages[0].slo_ns // (2 * len(self.stages))
 
 
 class CoreDemand(Struct, frozen=True):

@@ -207,7 +207,7 @@ OnProgress = Callable[[SendProgress], None]
 
 
 class SendingRun:
-    """The common part of both loops: connections, records, timeouts, progress."""
+    """What senders have in common: connections, records, timeouts, progress."""
 
     def __init__(self, target: Target, records: RecordWriter, on_progress: OnProgress) -> None:
         self.progress = SendProgress()

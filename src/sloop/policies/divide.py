@@ -3,8 +3,8 @@ needs.
 
 Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused. `Worth` looks
 at what each application would do with its cores, the others only at how many it wants. With
-`idle: use`, plans only reserve cores on a machine that is there anyway, and each replica may use what the others leave
-idle: a burst at an idle model need not wait for the next plan (`sloop.core.planner.sharing_idle_cores`).
+`idle: use`, plans only reserve cores on a machine that is there anyway, and the only replica of a stage may use what
+others leave idle: a burst at an idle model need not wait for the next plan (`sloop.core.planner.sharing_idle_cores`).
 """
 
 import math
@@ -178,7 +178,8 @@ class _Gains:
         self._plans.sort(key=lambda each: each[0])
 
     def usable(self, cores: float) -> float:
-        """The most of so many cores that its replicas can have: one has parts of its cores, or several have all."""
+        """The largest part of `cores` that replicas can use: below one replica's size in parts of it, above it in whole
+        replicas."""
         grain = self._part if cores < self._unit * (1 - ROUNDING) else self._unit
         return math.floor(cores / grain + ROUNDING) * grain
 
@@ -226,7 +227,7 @@ class _Gains:
         now = self.attained(cores)
         text = f"worth: {now:.1%} of {number(self._rate_rps)} requests/s expected in time"
         if self._claimant.view.forecast_rps < RATE_RPS_MIN:
-            text += " (as many are assumed where fewer come)"
+            text += " (fewer come; this rate is assumed)"
         fewer, more = (round(min(1.0, each), 3) for each in (cores, self._claimant.cores - cores))
         if fewer:
             loss = max(0.0, now - self.attained(max(0.0, cores - fewer)))

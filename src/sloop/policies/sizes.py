@@ -63,6 +63,8 @@ class SizeModel:
     unit: float
     nodes: int
     """How many there are."""
+    batch_limit_ns: int
+    """See `ClusterView`."""
 
     @property
     def cores_total(self) -> float:
@@ -97,9 +99,10 @@ class SizeModel:
         return structs.replace(self.stage_plan(index, groups, plan.batch_max), wait_ns=plan.wait_ns)
 
     def parts(self, index: int, choice: SizeChoice) -> int:
-        """Into how many replicas with parts of its cores a replica of this size is best divided."""
-        limit_ns = self.stages[index].slo_ns // (2 * len(self.stages))
-        return max(1, int(choice.cores * self.unit / self.beliefs[index].best_size(self.cores_total, limit_ns)))
+        """Into how many replicas with parts of its cores a replica of this size is best divided (`best_size`)."""
+        most = self.problem.stages[index].latency_ms.shape[1]
+        best = self.beliefs[index].best_size(self.cores_total, self.batch_limit_ns, most)
+        return max(1, choice.cores // math.ceil(best / self.unit - ROUNDING))
 
     def quickest(self) -> tuple[SizeChoice, ...]:
         """The fallback if no deadline can be kept: one replica per stage, batches of 1, an equal part of all cores."""
@@ -158,7 +161,7 @@ def size_model(view: ClusterView, limits: SizeLimits, network_ms: float = 0.0) -
         paths = tuple(IndexedPath(path.stages, max(1.0, path.slo_ms - network_ms)) for path in paths)
     total = sum(node.node.cores for node in view.nodes) / unit if view.nodes else math.inf
     problem = _problem(tables, batches, visits, paths, limits.throughput, total)
-    return SizeModel(problem, view.stages, beliefs, unit, len(view.nodes))
+    return SizeModel(problem, view.stages, beliefs, unit, len(view.nodes), view.batch_limit_ns)
 
 
 def network_ms(view: ClusterView) -> float:

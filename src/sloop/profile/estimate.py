@@ -125,7 +125,7 @@ class Estimate:
         self._costs_ns: Cache[float, tuple[int, ...]] = Cache()
         self._blocks: Cache[tuple[float, float, float], BlockCosts] = Cache()
         """By the cores of a body and of its shadow, and the factor."""
-        self._best_sizes: Cache[tuple[float, int], float] = Cache()
+        self._best_sizes: Cache[tuple[float, int, int], float] = Cache()
         self._shapes: dict[Shape, ShapeEstimate] = {}
         self._sizes: dict[int, SizeEstimate] = {}
         """By class of sizes; at most as many as there are classes."""
@@ -292,13 +292,14 @@ class Estimate:
         profiled_ms = self.profile.latency_ms.latency_ms(batch, self.profile.cores_on(slot))
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
-    def best_size(self, cores: float, limit_ns: int) -> float:
+    def best_size(self, cores: float, limit_ns: int, batch_max: int) -> float:
         """See `Profile.best_size`."""
-        found = self._best_sizes.get((cores, limit_ns))
+        key = cores, limit_ns, batch_max
+        found = self._best_sizes.get(key)
         if found is None:
             if len(self._best_sizes) >= CACHED_MAX:
                 self._best_sizes.clear()
-            found = self._best_sizes[cores, limit_ns] = self.profile.best_size(cores, to_ms(limit_ns))
+            found = self._best_sizes[key] = self.profile.best_size(cores, to_ms(limit_ns), batch_max)
         return found
 
     def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":

@@ -624,10 +624,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         values_ms = [each.latency_ms.latency_ms(batch, cores) for each in self.sizes]
         return latency_between([each.size for each in self.sizes], values_ms, size)
 
-    def best_size(self, cores: float, limit_ms: float) -> float:
+    def best_size(self, cores: float, limit_ms: float, batch_max: int) -> float:
         """The cores of each of several equal replicas on so many cores, if these serve notably more rows a second than
-        one replica with all; else `cores`. Each further division must gain `PARTS_GAIN_MIN`. Batches take at most
-        `limit_ms`.
+        one replica with all; else `cores`. Each further division must gain `PARTS_GAIN_MIN`. Batches have at most
+        `batch_max` rows and take at most `limit_ms`.
 
         Medians count: P99s would count how often one of several threads is interrupted, as if every batch were.
         """
@@ -638,7 +638,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         def rows_rps(parts: int) -> float:
             own = cores if parts == 1 else int(cores / parts)
-            known_ms = ((batch, latency_ms(batch, own)) for batch in range(1, self.max_batch + 1))
+            known_ms = ((batch, latency_ms(batch, own)) for batch in range(1, batch_max + 1))
             return max((parts * batch / each_ms for batch, each_ms in known_ms if each_ms <= limit_ms), default=0.0)
 
         best, best_rps = 1, rows_rps(1)

@@ -30,7 +30,7 @@ class Report(Struct, Generic[T], frozen=True, array_like=True, tag=True, gc=Fals
     event: T
 
 
-# Questions to the deciding process and, of it, to the planner
+# Questions: from edges to the deciding process, and from that to the planner
 
 
 class Topic(StrEnum):

@@ -73,8 +73,9 @@ class PlanRequest(Struct, array_like=True, tag=True):
     lessons: Sequence[Sequence[Lesson]]
     """By application, those of the estimates of all its stages, in order."""
     counts: Sequence[Sequence[int]]
-    """By application, how many buckets each stage has now, with those that the process has; and then the application,
-    unless its buckets are those of its only stage."""
+    """By application, how many buckets each stage and then the application has now, with those that the process has."""
+    are_same: Sequence[bool]
+    """By application, whether what is new of it is what is new of its only stage, and is not sent twice."""
 
 
 Definition = Deployed | SystemChanged
@@ -125,14 +126,20 @@ class PlanSender:
         """What the process needs for this input, which follows those before."""
         lessons = [[_lesson(each) for stage in view.stages for each in stage.beliefs.values()] for view in given.due]
         counts = [list(map(len, _series(view))) for view in given.due]
-        return PlanRequest(replace(given, due=tuple(map(self._unsent, given.due))), lessons, counts)
+        due, are_same = zip(*map(self._unsent, given.due), strict=True) if given.due else ((), ())
+        return PlanRequest(replace(given, due=due), lessons, counts, are_same)
 
-    def _unsent(self, view: ApplicationView) -> ApplicationView:
-        """The view without estimates, and with the buckets that the process does not have."""
+    def _unsent(self, view: ApplicationView) -> tuple[ApplicationView, bool]:
+        """The view without estimates, and with the buckets that the process does not have; and whether those of the
+        application are those of its only stage."""
         sent = self._sent.setdefault(view.key, _SentBuckets(len(view.stages) + 1))
         new = [sent.new(at, buckets) for at, buckets in enumerate(_series(view))]
         sent.complete = max(0, sent.complete - 1)
-        return _with_traffic(view, new, dict.fromkeys([stage.name for stage in view.stages], NO_BELIEFS))
+        is_same = len(view.stages) == 1 and list(map(id, new[0])) == list(map(id, new[1]))
+        if is_same:
+            new[1] = ()
+        no_beliefs = dict.fromkeys([stage.name for stage in view.stages], NO_BELIEFS)
+        return _with_traffic(view, new, no_beliefs), is_same
 
 
 def _series(view: ApplicationView) -> list[Sequence[Bucket]]:
@@ -366,13 +373,18 @@ class _Known:
         self._series: list[list[Bucket]] = [[] for _ in (*self._beliefs, parts)]
         """The buckets of each stage, and then of the application."""
 
-    def view(self, sent: ApplicationView, lessons: Sequence[Lesson], counts: Sequence[int]) -> ApplicationView:
+    def view(
+        self, sent: ApplicationView, lessons: Sequence[Lesson], counts: Sequence[int], *, are_same: bool
+    ) -> ApplicationView:
         """The application version as it is now."""
         estimates = [each for stage in self._beliefs.values() for each in stage.values()]
         for estimate, lesson in zip(estimates, lessons, strict=True):
             assert isinstance(estimate, Estimate), estimate
             estimate.apply(*lesson)
-        series = [_followed(*each) for each in zip(self._series, _series(sent), counts, strict=True)]
+        new = _series(sent)
+        if are_same:
+            new[1] = new[0]
+        series = [_followed(*each) for each in zip(self._series, new, counts, strict=True)]
         return _with_traffic(sent, series, self._beliefs)
 
 
@@ -403,10 +415,10 @@ class PlanReceiver:
     def input_of(self, request: PlanRequest) -> PlanInput:
         """The input that was sent. Leaves out application versions that it does not know."""
         given = request.given
-        sent = zip(given.due, request.lessons, request.counts, strict=True)
+        sent = zip(given.due, request.lessons, request.counts, request.are_same, strict=True)
         due = [
-            self._known[view.key].view(view, lessons, counts)
-            for view, lessons, counts in sent
+            self._known[view.key].view(view, lessons, counts, are_same=are_same)
+            for view, lessons, counts, are_same in sent
             if view.key in self._known
         ]
         return replace(given, due=tuple(due))

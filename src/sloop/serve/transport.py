@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAGIC: Final = b"SL"
 HEADER: Final = Layout("<2sBBIqq")
 """Magic, version, kind, payload size in bytes, subject, value."""

@@ -13,6 +13,7 @@ Source of the last rule: instances with threads of their own beside each other, 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
@@ -34,6 +35,9 @@ from sloop.policies.sizes import (
 from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput, highest_rate
 from sloop.units import s
 from sloop.vocabulary import Plan, StagePlan
+
+GAIN_MIN: Final = 0.03
+"""How much more smaller replicas must carry, and how much less those may carry that there are already."""
 
 RecentCounts = tuple[tuple[int, tuple[int, ...]], ...]
 """(instant, replicas of each stage that were needed then) within the last `calm_ns`, oldest first."""
@@ -131,6 +135,10 @@ class Vertical(Scale):
         most = tuple(max(own) for own in zip(*(counts for _, counts in recent), strict=True))
         if most == needed or model.problem.vertical(rate_rps, most) is not None:
             return most, recent
+        if model.nodes == 1 and (kept := split_of(model.problem, rate_rps, most)) is not None:
+            best = split_of(model.problem, rate_rps, needed)
+            if best is not None and kept.carried_rps >= (1 - GAIN_MIN) * best.carried_rps:
+                return most, recent
         return needed, recent
 
     def _needed(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...]:
@@ -143,15 +151,15 @@ class Vertical(Scale):
         return self._divided(model, rate_rps, fewest, split) if found == fewest else found
 
     def _divided(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...], split: SizeSplit) -> tuple[int, ...]:
-        """The fewest replicas, which carry this part of the rate, or smaller ones that carry more of it on the cores of
-        the only node."""
+        """Smaller replicas on the cores of the only node, if they carry notably more than the fewest replicas do; else
+        the fewest, which carry what `split` says."""
         if model.nodes != 1:
             return fewest
         most = self.replicas_max or math.inf
         parts = [model.parts(index, choice) for index, choice in enumerate(split.choices)]
         counts = tuple(int(min(own * count, most)) for own, count in zip(fewest, parts, strict=True))
         found = split_of(model.problem, rate_rps, counts)
-        return counts if found is not None and found.carried_rps > split.carried_rps else fewest
+        return counts if found is not None and found.carried_rps > (1 + GAIN_MIN) * split.carried_rps else fewest
 
     def _fitting(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...] | None:
         """As many replicas as carry the rate, or the most that there may be; None if they do not fit on the nodes.

@@ -628,6 +628,7 @@ class AgentSession:
         """An agent connects, for what a part of a model passes on."""
 
         def connect_part(record: ConnectParts) -> None:
+            acts.clear()  # one record for each connection
             part = record.before
             if part in self._callers:
                 raise ProtocolError(f"the way from replica {part} is there")
@@ -636,7 +637,8 @@ class AgentSession:
             else:
                 self._keep(self._callers, part, link)
 
-        RecordLink(self._loop, link, ConnectParts, {ConnectParts: connect_part}, lambda why: None)
+        acts: dict[type, Callable[[ConnectParts], None]] = {ConnectParts: connect_part}
+        RecordLink(self._loop, link, ConnectParts, acts, lambda why: None)
         link.keep_alive()
 
     def _join(self, part: WorkerId, pipe: ProcessLink, link: NetworkLink) -> None:

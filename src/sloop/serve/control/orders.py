@@ -62,8 +62,7 @@ class ListVersions(Struct, frozen=True, tag="list"):
 
 
 Order = Deploy | Promoted | Removed | ChangeSystem | ListVersions
-"""To promote a version, or to remove one or an application, is an event of the core already. Promoted without a
-version: the canary of the application."""
+"""`Promoted` and `Removed` are the core's own events. An empty version in `Promoted` means the canary."""
 
 
 class Comparison(Struct, frozen=True):
