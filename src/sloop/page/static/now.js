@@ -115,7 +115,7 @@ function Version({ version, only }) {
     ${only ? null : html`<h3>Version ${version.version}: ${version.state}${share}</h3>`}
     ${version.system ? html`<p>System ${version.system}.</p>` : null}
     ${version.why ? html`<p>${version.why}</p>` : null}
-    ${version.plan ? html`<p><b>Plan since ${clock(version.plan.since_s)}:</b> ${version.plan.text}. ${version.plan.feasible ? "" : html`<b class="bad">It does not meet every deadline.</b> `}<span class="soft">${version.plan.why}</span></p>` : html`<p>There is no plan yet.</p>`}
+    ${version.plan ? html`<p><b>Plan since ${clock(version.plan.since_s)}:</b> ${version.plan.text}. ${version.plan.feasible ? "" : html`<b class="bad">It has less than keeping every deadline needs.</b> `}<span class="soft">${version.plan.why}</span></p>` : html`<p>There is no plan yet.</p>`}
     <${Table} label="replicas" head=${head} rows=${rows} numbers=${[1]} />
     ${version.stages.filter((stage) => stage.padding).map((stage) =>
       html`<p class="soft">${percent(stage.padding)} of what ${stage.name} has computed was padding.</p>`)}
