@@ -244,6 +244,9 @@ class Intake:
 
     def _look_again(self) -> None:
         self._is_blocked = False
+        self._take_up()
+
+    def _take_up(self) -> None:
         if not self._is_turn:
             self._end_turn()
 
@@ -370,6 +373,9 @@ class LargeIntake(Intake):
     def _end(self, number: int) -> None:
         self._arriving.pop(number, None)
         self._reading.discard(number)
+        if self._is_blocked:  # until the timer the two would idle, longer than they read
+            assert self._loop is not None
+            self._loop.call_soon(self._take_up)
 
 
 def is_whole(data: Buffer) -> bool:
