@@ -60,7 +60,7 @@ QUEUE_PART = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
 of P99s for the models we measured. `Belief.mean_ratio`, which is learnt, does not take its place: with it, `early-drop`
 answers 2 % fewer in time in both recorded scenes where it refuses requests (1,035 instead of 1,057, and 387 instead of
-395), as the drain time counts some work that is dropped before it is done."""
+395). Why was not measured."""
 
 
 @dataclass(slots=True, eq=False)

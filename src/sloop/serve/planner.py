@@ -95,7 +95,7 @@ class _SentBuckets:
         """How many of the next requests must have all buckets."""
 
     def new(self, at: int, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
-        """Those that are to be sent."""
+        """Those that are to be sent. They count as sent from then on."""
         last_ns = self.last_ns[at]
         if buckets:
             self.last_ns[at] = buckets[-1].start_ns

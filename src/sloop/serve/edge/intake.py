@@ -373,7 +373,7 @@ class LargeIntake(Intake):
     def _end(self, number: int) -> None:
         self._arriving.pop(number, None)
         self._reading.discard(number)
-        if self._is_blocked:  # until the timer the two would idle, longer than they read
+        if self._is_blocked:  # the timer is so late that nothing would be read for longer than a body takes
             assert self._loop is not None
             self._loop.call_soon(self._take_up)
 
