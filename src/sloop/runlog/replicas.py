@@ -1,9 +1,8 @@
 """What the fold keeps of replicas: those that run, their batches, their devices, their pipelines."""
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Final
-
-from msgspec import Struct, field
 
 from sloop.actions import StartBatch, StartWorker
 from sloop.runlog.samples import Samples, new_samples
@@ -13,7 +12,8 @@ COLD_START: Final = "total"
 """The step name of a whole cold start, from the order to ready."""
 
 
-class BatchGroup(Struct):
+@dataclass(slots=True)
+class BatchGroup:
     """Batches of one variant on equal slots in the same shape."""
 
     key: tuple[str, str]
@@ -56,7 +56,8 @@ DeviceName = tuple[str, str, str]
 """A kind of hardware, a node of it, and an accelerator of the node, "" for its cores."""
 
 
-class DeviceUse(Struct):
+@dataclass(slots=True)
+class DeviceUse:
     """For how long at least one batch has run on an accelerator, or on cores that replicas share without a cap."""
 
     running: int = 0
@@ -82,7 +83,8 @@ class DeviceUse(Struct):
         return self.ended_ns + (now_ns - self.since_ns if self.running else 0)
 
 
-class ReplicaRecord(Struct):
+@dataclass(slots=True)
+class ReplicaRecord:
     """A replica between the order to start it and its end."""
 
     id: ReplicaId
@@ -150,12 +152,13 @@ class PipelineAccount:
         """Times in ns from that order until a batch had passed all parts."""
 
 
-class ShadowAccount(Struct):
+@dataclass(slots=True)
+class ShadowAccount:
     """What became of shadows."""
 
     count: int = 0
     """How many were ordered."""
     lost: int = 0
     """How many of them died."""
-    bodies: dict[WorkerId, ReplicaRecord] = {}  # msgspec copies the empty dict for each instance
+    bodies: dict[WorkerId, ReplicaRecord] = field(default_factory=dict)
     """By the number of each that is there, its replica."""

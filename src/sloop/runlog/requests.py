@@ -1,6 +1,12 @@
-"""What the fold keeps of requests: those that are open, the seconds of a run, the stages, the routes."""
+"""What the fold keeps of requests: those that are open, the seconds of a run, the stages, the routes.
 
-from msgspec import Struct, field
+What is made for every request is a struct, what is counted up is a dataclass with slots: Python makes structs three
+times as fast, and sets the attributes of dataclasses three times as fast.
+"""
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from sloop.app.progress import RequestProgress
 from sloop.runlog.samples import Samples, new_samples
@@ -9,7 +15,8 @@ Place = tuple[str, int]
 """A stage and the part of the request that visits it; the part is 0 at a stage that runs once per request."""
 
 
-class SecondRecord(Struct, gc=False):
+@dataclass(slots=True)
+class SecondRecord:
     """One second of the run. A request's end counts in the second of its arrival, so that ends add up to arrivals."""
 
     start_s: int
@@ -55,7 +62,8 @@ class GraphRequestRecord(RequestRecord, gc=False):
     """By stage where it runs in pieces, how many of its rows have run."""
 
 
-class StageRecord(Struct):
+@dataclass(slots=True)
+class StageRecord:
     """Queue, waits and ends of one stage."""
 
     name: str
@@ -69,7 +77,8 @@ class StageRecord(Struct):
     failed: int = 0
 
 
-class RouteRecord(Struct):
+@dataclass(slots=True)
+class RouteRecord:
     """Answered requests that visited the same stages."""
 
     served: int = 0
