@@ -106,6 +106,24 @@ def test_null_is_as_good_as_left_out(ask: Ask, gateway: Gateway) -> None:
     assert [set(names) for names in gateway.driver.wanted[-2:]] == [{"y", "n"}, {"n"}], "what else need not be computed"
 
 
+@pytest.mark.parametrize(("more", "stored"), [(0, []), (-1, ["demo"])])
+def test_a_binary_body_is_read_and_copied_at_once_unless_that_takes_long(
+    ask: Ask, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, more: int, stored: list[str]
+) -> None:
+    x, k = np.ones((1, 4), "<f4").tobytes(), np.full(1, 3, "<i8").tobytes()
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": len(x)}},
+        {"name": "k", "datatype": "INT64", "shape": [1, 1], "parameters": {"binary_data_size": len(k)}},
+    ]
+    head = json.dumps({"inputs": inputs, "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}).encode()
+    body = head + x + k
+    monkeypatch.setattr("sloop.serve.edge.rest.LARGE_BYTES", len(body) - 1)
+    monkeypatch.setattr("sloop.serve.edge.rest.COPIED_BYTES", len(body) + more)
+    answered = ask("POST", INFER, body, {"Inference-Header-Content-Length": str(len(head))})
+    assert (answered.status, gateway.driver.stored) == (200, stored)
+    assert answered.body.endswith(np.full((1, 4), 3, "<f4").tobytes())
+
+
 def test_infers_from_binary_tensors_and_answers_in_the_form_asked_for(ask: Ask) -> None:
     x, k = np.arange(8, dtype="<f4").tobytes(), np.array([3, 4], "<i8").tobytes()
     head = json.dumps(

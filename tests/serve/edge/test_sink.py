@@ -166,7 +166,8 @@ def test_a_full_arena_refuses_and_freed_blocks_are_used_again(scene: Scene) -> N
     assert len(numbers) == 2
 
 
-def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene) -> None:
+def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloop.serve.edge.sink.COPIED_BYTES", 100_000)
     tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
     for _ in range(5):
         stored = asyncio.run(scene.sink.store(tensors, "demo"))
@@ -182,7 +183,10 @@ def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene) -> None:
     assert (scene.arena.held_bytes, scene.sent) == (0, [])
 
 
-def test_stored_tensors_that_are_submitted_stay_until_they_are_freed(scene: Scene) -> None:
+def test_stored_tensors_that_are_submitted_stay_until_they_are_freed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloop.serve.edge.sink.COPIED_BYTES", 100_000)
     tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
     scene.sink.submit(asyncio.run(scene.sink.store(tensors, "demo")), application="demo", on_end=scene.ended.append)
     (submit,) = scene.sent

@@ -103,10 +103,8 @@ class LargeJson:
     ) -> ParsedRequest:
         """See `read` of `sloop.serve.edge.inputs`, and of `v1`. Raises a 503 if the process dies."""
         validator = model.validator
-        if header_length is not None and not validator.has_text:
-            head, _ = inputs.split(body, header_length)
-            if len(head) <= LARGE_BYTES:
-                return inputs.read(body, header_length, validator)
+        if is_binary(body, header_length, validator):
+            return inputs.read(body, header_length, validator)
         head, block = await self._ask(Read(validator.signature, header_length, is_v1), (body,))
         return ParsedRequest(dict(zip(validator.ports, tensors_in(block), strict=True)), *_PARSED.decode(head))
 
@@ -193,6 +191,15 @@ def ended(why: str) -> Refusal:
     """The 503 for large JSON without a process that reads or writes it."""
     what = f"failed: the process that reads and writes large JSON has ended ({why})"
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again, or send binary tensors", retry_after_s=1)
+
+
+def is_binary(body: Buffer, header_length: str | None, validator: InputValidator) -> bool:
+    """Whether the edge reads a body itself, in a time that does not depend on its size. Raises a 400 if its JSON has
+    another length than the header says."""
+    if header_length is None or validator.has_text:
+        return False
+    head, _ = inputs.split(body, header_length)
+    return len(head) <= LARGE_BYTES
 
 
 def must_be_written_apart(form: AnswerForm, outputs: Mapping[str, Tensor]) -> bool:

@@ -19,11 +19,12 @@ from sloop.serve.edge.exchange import Buffer, Exchange
 from sloop.serve.edge.identity import NAMELESS, REQUEST_ID, TRACEPARENT, identity_of
 from sloop.serve.edge.inputs import HEADER_LENGTH, AnswerForm, ParsedRequest, decoded, read, write
 from sloop.serve.edge.intake import LARGE_BYTES
-from sloop.serve.edge.large import LargeJson, must_be_written_apart
+from sloop.serve.edge.large import LargeJson, is_binary, must_be_written_apart
 from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
+from sloop.serve.edge.sink import COPIED_BYTES
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
 from sloop.serve.messages import Ask, Topic
 from sloop.serve.protocols import RequestResult
@@ -209,17 +210,18 @@ class Rest:
     def _infer(self, exchange: Exchange, model: Model, version: str, *, is_v1: bool = False) -> None:
         if version:
             self.service.model(model.name, version)
-        if len(exchange.body) > LARGE_BYTES:
-            exchange.answer_later(self._infer_large(exchange, model, version, is_v1=is_v1))
+        body, header_length = exchange.body, None if is_v1 else exchange.headers.get(HEADER_LENGTH)
+        if len(body) > LARGE_BYTES and not (
+            len(body) <= COPIED_BYTES and is_binary(body, header_length, model.validator)
+        ):
+            exchange.answer_later(self._infer_large(exchange, model, version, header_length, is_v1=is_v1))
             return
-        if is_v1:
-            wanted = v1.read(exchange.body, model.validator)
-        else:
-            wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
+        wanted = v1.read(body, model.validator) if is_v1 else read(body, header_length, model.validator)
         self._submit(exchange, model, version, wanted.tensors, wanted)
 
-    async def _infer_large(self, exchange: Exchange, model: Model, version: str, *, is_v1: bool) -> None:
-        header_length = None if is_v1 else exchange.headers.get(HEADER_LENGTH)
+    async def _infer_large(
+        self, exchange: Exchange, model: Model, version: str, header_length: str | None, *, is_v1: bool
+    ) -> None:
         wanted = await self._large.read(exchange.body, header_length, model, is_v1=is_v1)
         exchange.body = b""
         tensors = await self._store(exchange, model, version, wanted)
