@@ -447,15 +447,16 @@ def test_a_profile_is_also_measured_in_service(model: Path) -> None:
     assert next(s for s in kept.samples if s.batch == 1) == shown[1, 1.0]
 
 
-@pytest.mark.parametrize(("passes", "served"), [(1, [2.0, 2.0]), (2, [1.0, 1.0, 2.0, 2.0])])
-def test_a_single_pass_is_served_on_the_largest_core_count_and_slow_models_are_told(
-    passes: int, served: list[float], model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("passes", "served", "steps"), [(1, [1.0, 2.0], 4), (2, [1.0, 1.5, 2.0], 8)])
+def test_a_single_pass_is_served_on_the_fewest_and_the_most_cores_and_slow_models_are_told(
+    passes: int, served: list[float], steps: int, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [Sample(batch, cores, 900.0 * batch, 900.0 * batch, 30) for cores in (1.0, 2.0) for batch in (1, 2)]
-    asked: list[list[float]] = []
+    every = (1.0, 1.5, 2.0)
+    cells = [Sample(batch, cores, 900.0 * batch, 900.0 * batch, 30) for cores in every for batch in (1, 2)]
+    asked: list[tuple[list[float], int]] = []
 
-    def serves(_: Path, samples: Sequence[Sample], *__: object, **___: object) -> Pass:
-        asked.append([sample.cores for sample in samples])
+    def serves(_: Path, samples: Sequence[Sample], *__: object, rates: Sequence[float], **___: object) -> Pass:
+        asked.append((sorted({sample.cores for sample in samples}), len(rates)))
         return Pass(date="2026-11-22", in_service=True, samples=tuple(samples))
 
     def measures(
@@ -473,13 +474,15 @@ def test_a_single_pass_is_served_on_the_largest_core_count_and_slow_models_are_t
 
     monkeypatch.setattr(module, "measure", measures)
     monkeypatch.setattr(module, "service_pass", serves)
-    result = CliRunner().invoke(main, ["profile", str(model), "--cores", "1,2", "--passes", str(passes)])
+    result = CliRunner().invoke(main, ["profile", str(model), "--cores", "1,1.5,2", "--passes", str(passes)])
     assert result.exit_code == 0, result.stderr
-    assert asked == [served] * passes
+    assert asked == [(served, steps)] * passes
     assert "takes about" in result.stderr.splitlines()[0]
-    assert f"tiny.onnx is slow on this machine: about {500 + 11 * passes * passes} s in all" in result.stderr
+    assert (
+        f"tiny.onnx is slow on this machine: about {500 + passes * len(served) * (steps + 3)} s in all" in result.stderr
+    )
     shown = " ".join(result.stdout.split())
-    assert "1 core with batches larger than 2 and 2 cores with batches larger than 2 was left out" in shown
+    assert "1 core with batches larger than 2, 1.5 cores with batches larger than 2 and 2 cores with" in shown
     assert ("--passes 3 gives one" in shown) == (passes == 1)
 
 

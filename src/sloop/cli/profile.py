@@ -34,7 +34,7 @@ from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_lay
 from sloop.cli.row_sizes import RowSizes, display_sizes, lengths_list, middle, value_of_sizes
 from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
-from sloop.demo.service_pass import SERVICE_S, service_pass
+from sloop.demo.service_pass import RATES, START_S, STEP_S, service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.fit import Percentile
@@ -470,8 +470,13 @@ class _Sweep:
 
     @property
     def served(self) -> tuple[float, ...]:
-        """The core counts on which a server runs the model: in a single pass, the largest."""
-        return self.cores if self.passes > 1 else (max(self.cores),)
+        """The core counts on which a server runs the model: in a single pass, the smallest and the largest."""
+        return self.cores if self.passes > 1 else tuple(sorted({min(self.cores), max(self.cores)}))
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The rates of the steps on each of them, as shares (`RATES`): in a single pass, these count together."""
+        return RATES if self.passes > 1 else RATES[:: len(self.served)]
 
     def left_out_of(self, made: Profile) -> Sequence[str]:
         """Says which cells were not measured, because the model is slow."""
@@ -496,7 +501,8 @@ def _measured(
     # A Python model may need its own example: random inputs might take another time than real ones. The server of a
     # pass runs replicas on cores.
     served = () if sweep.alone or sweep.on or (is_python(model) and not rows) else sweep.served
-    service = _ServicePasses(model, sent, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
+    keys = {"joins_rows": not known.obstacle, "batch": sweep.batch}
+    service = _ServicePasses(model, sent, sweep.passes, sweep.rates, keys)
     check_sizes(Path(known.file), sweep.further, limit=confined, on=sweep.on)
     with progress(f"measuring {model.name}", total=1.0) as advance:
         clock = _Clock(model, sweep, len(served), advance)
@@ -545,7 +551,7 @@ class _Clock:
         self._model, self._advance = model.name, advance
         self._begin_s = monotonic()
         self._cells_s = measuring_s(sweep.batches, sweep.cores, sweep.seconds, sweep.passes)
-        self._service_s, self._services_left = SERVICE_S * served, sweep.passes
+        self._service_s, self._services_left = (len(sweep.rates) * STEP_S + START_S) * served, sweep.passes
         self._sizes_s = (
             measuring_sizes_s(len(sweep.further), sweep.cores, sweep.seconds, sweep.passes) if sweep.further else 0.0
         )
@@ -592,18 +598,27 @@ def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] |
 class _ServicePasses:
     """The passes in service of one measurement, and why some of them failed."""
 
-    def __init__(self, model: Path, rows: dict[str, tuple[int, ...]], planned: int, keys: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        rows: dict[str, tuple[int, ...]],
+        planned: int,
+        rates: Sequence[float],
+        keys: Mapping[str, bool],
+    ) -> None:
         self.failures: list[str] = []
         self._model = model
         self._rows = rows
-        self._planned, self._keys = planned, keys
+        self._planned, self._rates, self._keys = planned, rates, keys
         self._tried = 0
 
     def next(self, samples: Sequence[Sample]) -> Pass | None:
         """Serve the model for a pass; None, and a warning, if it cannot be served or sent requests to."""
         self._tried += 1
         try:
-            found = service_pass(self._model, samples, self._rows, seed=len(samples), keys=self._keys)
+            found = service_pass(
+                self._model, samples, self._rows, rates=self._rates, seed=len(samples), keys=self._keys
+            )
         except (InputError, MachineError) as error:
             found, why = None, error.what
         else:

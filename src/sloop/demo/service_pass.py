@@ -27,8 +27,8 @@ RATES: Final = (0.4, 0.6, 0.8, 0.5, 0.7, 0.9, 0.9, 0.4)
 """
 STEP_S, STEP_S_MAX = 1, 3
 """Seconds of each step; longer for a slow model, so that each step has `REQUESTS_MIN` requests."""
-SERVICE_S: Final = len(RATES) * STEP_S + 3.0
-"""About how long a pass takes on one core count if the model is not slow, with the server's start and end."""
+START_S: Final = 3.0
+"""About how long a server takes to start and end."""
 REQUESTS_MIN: Final = 10
 RATE_RPS_MAX: Final = 600.0
 """Largest request rate: with faster models the load generator would saturate first."""
@@ -40,14 +40,15 @@ def service_pass(
     samples: Sequence[Sample],
     shapes: Mapping[str, tuple[int, ...]],
     *,
+    rates: Sequence[float],
     seed: int,
     keys: Mapping[str, bool],
 ) -> Pass | None:
     """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
 
-    `samples` of the pass before determine the request rate; `shapes` has the shapes that inputs with open dimensions
-    have in a request of one row, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server
-    does not start or answers no request.
+    `samples` of the pass before determine the request rate, of which `rates` are shares, one for each step (`RATES`);
+    `shapes` has the shapes that inputs with open dimensions have in a request of one row, `keys` what its stage
+    declares (`joins_rows`, `batch`). MachineError if the server does not start or answers no request.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[Sample] = []
@@ -55,7 +56,7 @@ def service_pass(
     for cores in sorted({sample.cores for sample in samples}):
         chosen = [sample for sample in samples if sample.cores == cores]
         with TemporaryDirectory(prefix="sloop-profile-") as name:
-            requests, log = _serve(Path(name), model, chosen, shapes, seed, keys)
+            requests, log = _serve(Path(name), model, chosen, shapes, rates, seed, keys)
             sent += requests
             for cells in batch_durations(read_log(log)).values():
                 found += [sample_of(*cell, runs_ns) for cell, runs_ns in sorted(cells.items())]
@@ -68,6 +69,7 @@ def _serve(
     model: Path,
     samples: Sequence[Sample],
     shapes: Mapping[str, tuple[int, ...]],
+    rates: Sequence[float],
     seed: int,
     keys: Mapping[str, bool],
 ) -> tuple[int, Path]:
@@ -84,8 +86,8 @@ def _serve(
     app = {"name": "profiled", "slo_ms": SLO_MS, "stages": [stage], "system": {"name": "static", "cores": cores}}
     (folder / "app.yaml").write_text(yaml.safe_dump(app))
     rate_rps = min(RATE_RPS_MAX, 1e3 / single_ms)
-    step_s = min(STEP_S_MAX, max(STEP_S, round(REQUESTS_MIN / (rate_rps * median(RATES)))))
-    counts = [round(share * rate_rps) for share in RATES for _ in range(step_s)]
+    step_s = min(STEP_S_MAX, max(STEP_S, round(REQUESTS_MIN / (rate_rps * median(rates)))))
+    counts = [round(share * rate_rps) for share in rates for _ in range(step_s)]
     (folder / "counts.txt").write_text("".join(f"{count}\n" for count in counts))
     trace = trace_from({"file": "counts.txt", "spread": "poisson"}, seed=seed, duration_s=len(counts), folder=folder)
     with serving(folder / "app.yaml", folder / "state") as where:
