@@ -12,7 +12,7 @@ from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.edges import EdgePort
-from sloop.serve.messages import Ask, OfferModel, Run, ToEdge
+from sloop.serve.messages import Ask, OfferModel, Run, ToEdge, Topic
 from sloop.serve.protocols import PageSource, Servable
 from sloop.shared_memory import Arena, Arenas
 from sloop.systems.setup import Setup
@@ -50,7 +50,7 @@ def tensors_in(blocks: Sequence[Block | None], holder: int = 0) -> list[list[Ten
     return [reader.tensors(block) for block in blocks if block is not None]
 
 
-def no_page(_question: Ask, _then: Callable[[bytes], None]) -> None:
+def no_page(_question: Ask[Topic], _then: Callable[[bytes], None]) -> None:
     """Answers no question."""
 
 

@@ -376,7 +376,9 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SpareProcesses(-1)],
     "weights that nobody has ordered": lambda own, _: [Report(Transferred(TransferId(0), "one"))],
+    "a step that is not reported so": lambda own, _: [Reached("ready", worker=A)],
     "no part is drained": lambda own, _: [Reached("drained", worker=A)],
+    "weights that came to another node": lambda own, _: [Report(Transferred(TransferId(0), "two"))],
     "completed though no part": lambda own, _: [Report(WorkerCompleted(A))],
 }
 
@@ -394,6 +396,22 @@ def test_a_lie_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int],
             other.send(finished([block(other.holder), b"y"], replica=B, batch=BatchId(6)))
             await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
             assert not other.ends
+
+    play(scene)
+
+
+def test_each_lie_has_a_message_of_its_own() -> None:
+    async def scene() -> None:
+        for lie, says in (("no part is drained", "and is no part"), ("a step that is not reported so", "to be ready")):
+            async with fleet() as here:
+                liar = await here.busy()
+                liar.send(*LIES[lie](0, 0))
+                await until(lambda liar=liar: bool(liar.ends))
+                ((node, why),) = here.lost()
+                assert node == "one"
+                assert f"replica {A} is said" in why
+                assert says in why
+                assert "report this" in why
 
     play(scene)
 

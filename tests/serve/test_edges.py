@@ -31,7 +31,20 @@ from sloop.serve.edge.http import HttpConnection, HttpServer
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.process import EdgeServer, EdgeSettings
 from sloop.serve.edges import EdgePort, Edges, open_sockets
-from sloop.serve.messages import Cancel, EdgeCounts, Free, FromEdge, OfferModel, RequestEnded, Submit, ToEdge
+from sloop.serve.messages import (
+    Ask,
+    Cancel,
+    EdgeCounts,
+    Free,
+    FromEdge,
+    OfferModel,
+    RequestEnded,
+    Submit,
+    ToEdge,
+    Topic,
+    decoder,
+    encode,
+)
 from sloop.serve.protocols import Servable
 from sloop.serve.server import Serving, Settings, serving
 from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError, RecordLink, socket_pair
@@ -228,6 +241,13 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
         here.arenas.close()
 
     asyncio.run(main())
+
+
+def test_an_edge_cannot_ask_what_only_the_planner_can_answer() -> None:
+    decode = decoder(list[FromEdge]).decode
+    assert decode(encode([Ask(Topic.READY)])) == [Ask(Topic.READY)]
+    with pytest.raises(msgspec.ValidationError, match="memories"):
+        decode(encode([Ask("memories")]))
 
 
 class Running:

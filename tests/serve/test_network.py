@@ -61,7 +61,7 @@ def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
 
         async def main() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-            await asyncio.wait_for(scene(), 20)
+            await scene()  # without a timeout of its own: who measures something else may stop this process for long
             await asyncio.sleep(0)
 
         with asyncio.Runner(loop_factory=request.param) as runner:

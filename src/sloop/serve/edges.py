@@ -53,6 +53,7 @@ from sloop.serve.messages import (
     RequestEnded,
     Submit,
     ToEdge,
+    Topic,
 )
 from sloop.serve.network import FETCH_S_MAX, HolderTable, machine
 from sloop.serve.processes import kill, spawn
@@ -216,7 +217,7 @@ class EdgePort:
         self._answered.remove(record.block)
         self._arenas.free(record.block)
 
-    def _ask(self, record: Ask) -> None:
+    def _ask(self, record: Ask[Topic]) -> None:
         def answer(body: bytes) -> None:
             if not self._is_lost:
                 self.tell(Page(record.number, body))

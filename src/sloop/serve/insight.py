@@ -84,7 +84,7 @@ class Insight:
         self._scrapes: list[Callable[[bytes], None]] = []
         """Who waits for the metrics."""
 
-    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask[Topic], then: Callable[[bytes], None]) -> None:
         """Call `then` with the answer to a question (`PageSource`). The metrics are written in steps, one in each turn
         of the event loop."""
         if question.about in (Topic.LOAD, Topic.UNLOAD):
@@ -112,7 +112,7 @@ class Insight:
         else:
             asyncio.get_running_loop().call_soon(self._scrape, steps)
 
-    def answer(self, question: Ask) -> bytes:
+    def answer(self, question: Ask[Topic]) -> bytes:
         """The answer to a question of an edge."""
         found = b""
         match question:
@@ -130,7 +130,8 @@ class Insight:
                 found = self.decisions(limit, model)
             case Ask(Topic.STATISTICS, model, version):
                 found = self.statistics(model, version)
-            case Ask(Topic.INDEX) if self.repository is not None:
+            case Ask(Topic.INDEX):
+                assert self.repository is not None, "no repository"
                 found = self.repository.index()
         return found
 

@@ -34,7 +34,7 @@ class Report(Struct, Generic[T], frozen=True, array_like=True, tag=True, gc=Fals
 
 
 class Topic(StrEnum):
-    """What a question is about. Most answers are JSON."""
+    """What an edge's question is about. Most answers are JSON."""
 
     READY = "ready"
     """Whether the server is ready: a `ServerReadiness`."""
@@ -55,14 +55,13 @@ class Topic(StrEnum):
     UNLOAD = "unload"
     """Load a model from the repository, or end one. The answer comes when it serves or has ended: empty, or the fields
     of a `sloop.serve.edge.refusal.Refusal`."""
-    MEMORIES = "memories"
-    """What the policies of the planner remember (`sloop.systems.snapshot.Snapshot`), or why that cannot be saved."""
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class Ask(Struct, Generic[T], frozen=True, array_like=True, tag=True, gc=False):
     """A question, see `sloop.serve.protocols.PageSource`: about all models, or one, or one version of it."""
 
-    about: Topic
+    about: T
+    """What whoever is asked can answer about: see `FromEdge` and `sloop.serve.planner.ToPlanner`."""
     model: str = ""
     version: str = ""
     limit: int = 0
@@ -368,7 +367,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
-FromEdge = Submit | Cancel | Free | Ask | EdgeCounts
+FromEdge = Submit | Cancel | Free | Ask[Topic] | EdgeCounts
 """An edge sends its first record when it accepts connections, and a frame every `HEARTBEAT_S`
 (`sloop.serve.heartbeat`), even if it has nothing to report."""
 

@@ -19,7 +19,7 @@ import sys
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +31,7 @@ from sloop.core.views import ApplicationView, Belief, BeliefKey, Bucket, PlanInp
 from sloop.events import Deployed, Planned, Removed, SystemChanged
 from sloop.profile.estimate import Estimate
 from sloop.profile.size_law import SizeLessons
-from sloop.serve.messages import Ask, Page, Report, Topic, decoder
+from sloop.serve.messages import Ask, Page, Report, decoder
 from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
 from sloop.serve.transport import ProcessChannel, RecordLink, records_in, socket_pair
 from sloop.systems.setup import build
@@ -80,8 +80,10 @@ class PlanRequest(Struct, array_like=True, tag=True):
 
 Definition = Deployed | SystemChanged
 """What describes an application version completely."""
-ToPlanner = Report[Definition | Removed] | PlanRequest | Ask
-"""It makes plans for a version until that is `Removed`. `Topic.MEMORIES` is the only question."""
+Memories = Literal["memories"]
+"""What the policies remember (`sloop.systems.snapshot.Snapshot`), or why that cannot be saved: the only question."""
+ToPlanner = Report[Definition | Removed] | PlanRequest | Ask[Memories]
+"""It makes plans for a version until that is `Removed`."""
 FromPlanner = Report[Planned] | Page
 
 
@@ -264,7 +266,7 @@ class PlannerProcess:
             return False
         self._on_saved = then
         if self._link is not None:
-            self._link.tell(Ask(Topic.MEMORIES, number=self._number))
+            self._link.tell(Ask[Memories]("memories", number=self._number))
         return True
 
     def request(self, given: PlanInput) -> None:

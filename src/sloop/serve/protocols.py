@@ -17,7 +17,7 @@ from sloop.events import Event, Finished, Planned, Simulated
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Ask, CutBlock, RequestEnded, Run
+from sloop.serve.messages import Ask, CutBlock, RequestEnded, Run, Topic
 from sloop.tensor import Padding, Signature, Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
@@ -92,7 +92,7 @@ class ServerReadiness(Struct, frozen=True, omit_defaults=True):
     """By name, the models that do not answer requests."""
 
 
-PageSource = Callable[[Ask, Callable[[bytes], None]], None]
+PageSource = Callable[[Ask[Topic], Callable[[bytes], None]], None]
 """Calls back once with the answer to a question about the run, possibly before it returns: `Insight.ask`."""
 
 

@@ -158,7 +158,7 @@ class Gateway:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask[Topic], then: Callable[[bytes], None]) -> None:
         match question:
             case Ask(Topic.READY):
                 then(msgspec.json.encode(ServerReadiness(self.why_unready, self.states)))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.limits import Limits, ServerLimits
-from sloop.serve.edge import http
+from sloop.serve.edge import http, intake
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import KNOWN_FIELDS_MAX, KNOWN_HEAD_BYTES_MAX, KNOWN_HEADS_MAX, Exchange
 from sloop.serve.edge.http import LOOKED_UP, UNKNOWN_HEADS, HttpConnection, HttpServer
@@ -306,6 +306,27 @@ def test_an_answer_is_awaited_though_something_else_has_left() -> None:
 
     assert asyncio.run(main()) == [False, True] * 2
     assert server.open_requests == 0
+
+
+def test_a_request_that_waits_for_room_begins_when_an_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "BLOCKED_S", 60.0)
+    waiting: list[Exchange] = []
+    server = HttpServer(waiting.append, bodies=BodyMemory(1000), limits=ServerLimits(requests=1))
+
+    async def main() -> None:
+        server.intake.start(asyncio.get_running_loop())
+        (first, _), (second, _) = await connected(server), await connected(server)
+        first.data_received(post(b"12345"))
+        second.data_received(post(b"12345"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(waiting) == 1
+        waiting.pop().reply(200, b"{}")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(waiting) == 1, "at once, and not when a timer fires"
+
+    asyncio.run(main())
 
 
 def test_a_refusal_of_a_known_head_leaves_the_connection_open() -> None:

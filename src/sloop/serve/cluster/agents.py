@@ -118,6 +118,8 @@ CHAIN_PEERS_MAX: Final = 8
 """The same in an ordered chain. There are more, so that an agent stays in the chain if several agents before it die."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
+A_BUG: Final = "report this with the log of the agent, which connects again"
+"""What to do about an agent that says what none should."""
 
 IGNORING: Final = {get_origin(kind) or kind: lambda record: None for kind in get_args(FromAgent)}
 """The acts for an agent whose connection is to end: what it still sends is ignored."""
@@ -817,8 +819,10 @@ class AgentBackend(KnownStages):
         for each in record.kept:
             spec = each.spec
             does, cores = agent.hello.kept.get(each.worker), max(1, ceil(self._nodes[name].cores))
-            if each.worker not in agent.keep or each.worker in taken:
-                raise ProtocolError(f"worker {each.worker} is kept, which is to be stopped, or twice")
+            if each.worker not in agent.keep:
+                raise ProtocolError(f"worker {each.worker} is kept, which is to be stopped")
+            if each.worker in taken:
+                raise ProtocolError(f"worker {each.worker} is kept twice")
             if does != self.fingerprint(spec.stage, spec.variant) or spec.node != name or not 0 < spec.cores <= cores:
                 raise ProtocolError(f"worker {each.worker} of {name} is not what it was: {spec}")
             agent.kept[each.worker] = each
@@ -873,8 +877,10 @@ class AgentBackend(KnownStages):
         if event.transfer in agent.given_up:
             agent.given_up.discard(event.transfer)  # its report crossed the order
             return
-        if event.transfer not in agent.receiving or event.node != agent.hello.name:
-            raise ProtocolError(f"transfer {event.transfer} was not ordered to this node, or has ended")
+        if event.node != agent.hello.name:
+            raise ProtocolError(f"transfer {event.transfer} is said to have come to {event.node[:100]!r}")
+        if event.transfer not in agent.receiving:
+            raise ProtocolError(f"transfer {event.transfer} does not run to this node")
         agent.receiving.discard(event.transfer)
         if isinstance(event, events.TransferFailed):
             _log.warning("the weights of transfer %d do not come to %s: %s", event.transfer, event.node, event.error)
@@ -944,8 +950,10 @@ class AgentBackend(KnownStages):
 
     def _on_drained(self, agent: _ConnectedAgent, record: Reached) -> None:
         placed = self._on_node(agent, record.worker)
-        if placed.pipeline is None or record.step != "drained":
-            raise ProtocolError(f"replica {record.worker} is no part of a model, or not drained: {record.step}")
+        if record.step != "drained":
+            raise ProtocolError(f"replica {record.worker} is said to be {record.step}, and no event says so; {A_BUG}")
+        if placed.pipeline is None:
+            raise ProtocolError(f"replica {record.worker} is said to be drained, and is no part of a model; {A_BUG}")
         placed.pipeline.on_drained(placed.order.place)
 
 

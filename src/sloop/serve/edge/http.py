@@ -461,7 +461,7 @@ class HttpConnection(ServerConnection):
         """The answer has left whole."""
         exchange, self._answering = self._answering, None
         if exchange is not None:
-            self._server.open_requests -= 1
+            self._server.close_request()
             if exchange.on_sent is not None:
                 exchange.on_sent()
             if exchange.is_last:
@@ -827,7 +827,7 @@ class HttpConnection(ServerConnection):
         """The client has gone: what it asked for is not needed any more."""
         exchange, self._answering = self._answering, None
         if exchange is not None:
-            self._server.open_requests -= 1
+            self._server.close_request()
             self._forsake(exchange)
         for each in (self._incoming, *self._ready):
             if each is not None:
@@ -985,6 +985,13 @@ class HttpServer:
             self._timer.cancel()
 
     # What connections ask
+
+    def close_request(self) -> None:
+        """An open request has ended."""
+        self.open_requests -= 1
+        if self.open_requests == self.requests_max - 1:
+            self.intake.note_room()
+            self.large.note_room()
 
     def admit(self, exchange: Exchange) -> bool:
         """Decide on the head whether a request may send its body, and say whether its client was authorised. Raises a

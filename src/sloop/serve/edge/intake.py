@@ -72,7 +72,7 @@ ARRIVED_BYTES_MIN: Final = 48 * 1024
 """A body of which so much has come so soon comes as fast as this process receives it, and not as fast as a network."""
 TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
-"""How long to wait if as many requests are open as may be."""
+"""How long to wait for room, at most, before looking which requests have waited too long."""
 SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})(?:\.[0-9]*)?[ \t]*\r\n", re.IGNORECASE)
 LENGTH_FIELD: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,19})[ \t]*(?=\r\n)", re.IGNORECASE)
 LENGTH_NAME: Final = re.compile(rb"\r\ncontent-length", re.IGNORECASE)
@@ -242,11 +242,13 @@ class Intake:
                 self._is_blocked = True
                 self._loop.call_later(BLOCKED_S, self._look_again)
 
+    def note_room(self) -> None:
+        """There is room again: those that wait need not wait for the timer, which may be later than an answer is."""
+        if self._is_blocked and not self._is_turn:
+            self._begin_turn(time.monotonic_ns())
+
     def _look_again(self) -> None:
         self._is_blocked = False
-        self._take_up()
-
-    def _take_up(self) -> None:
         if not self._is_turn:
             self._end_turn()
 
@@ -373,9 +375,7 @@ class LargeIntake(Intake):
     def _end(self, number: int) -> None:
         self._arriving.pop(number, None)
         self._reading.discard(number)
-        if self._is_blocked:  # the timer is so late that nothing would be read for longer than a body takes
-            assert self._loop is not None
-            self._loop.call_soon(self._take_up)
+        self.note_room()
 
 
 def is_whole(data: Buffer) -> bool:

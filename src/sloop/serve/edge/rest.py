@@ -293,7 +293,7 @@ class Rest:
     def _live(self, exchange: Exchange) -> None:
         say(exchange, {"live": True})
 
-    def _ask(self, exchange: Exchange, question: Ask, then: Callable[[bytes], None]) -> None:
+    def _ask(self, exchange: Exchange, question: Ask[Topic], then: Callable[[bytes], None]) -> None:
         """Ask the deciding process, and answer with `then` when its answer has come."""
 
         def answer(found: bytes) -> None:

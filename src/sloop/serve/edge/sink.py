@@ -239,7 +239,7 @@ class EdgeSink:
         if self._waiting.pop(request, None) is not None:
             self._send(Cancel(request))
 
-    def ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
+    def ask(self, question: Ask[Topic], then: Callable[[bytes], None]) -> None:
         """Call `then` once with the answer, possibly before this call returns. Whether the server is ready is known for
         `READY_S`, to all who ask."""
         if question.about is not Topic.READY:
@@ -257,7 +257,7 @@ class EdgeSink:
         for then in waiting:
             then(found)
 
-    def _ask(self, question: Ask, then: Callable[[bytes], None]) -> None:
+    def _ask(self, question: Ask[Topic], then: Callable[[bytes], None]) -> None:
         self._last = number = self._last + 1
         self._asking[number] = then
         self._send(structs.replace(question, number=number))

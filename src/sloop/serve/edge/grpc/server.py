@@ -466,7 +466,7 @@ class Rpc:
                 request_id="" if call is None else named(call.metadata.get(REQUEST_ID)),
             )
 
-    async def _asked(self, question: Ask) -> bytes:
+    async def _asked(self, question: Ask[Topic]) -> bytes:
         """What the deciding process answers."""
         found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.service.sink.ask(question, lambda answer: None if found.done() else found.set_result(answer))
