@@ -4,9 +4,11 @@ Calls of Python functions are counted by name, bytecode instructions in all. CPy
 call of its own, later ones do not; instructions differ between versions by some per cent.
 """
 
+import gc
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,11 +22,12 @@ def calls_of(act: Callable[[], object]) -> Counter[str]:
             found[frame.f_code.co_qualname] += 1
 
     before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
+    with _no_collections():
+        sys.setprofile(count)
+        try:
+            act()
+        finally:
+            sys.setprofile(before)
     return found
 
 
@@ -41,9 +44,22 @@ def instructions_of(act: Callable[[], object]) -> int:
         return count
 
     before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
+    with _no_collections():
+        sys.settrace(count)
+        try:
+            act()
+        finally:
+            sys.settrace(before)
     return found
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """The collector calls functions of others (`gc.callbacks`), such as Hypothesis' once it was used."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

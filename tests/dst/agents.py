@@ -16,9 +16,9 @@ because it must ignore them; so do reports of finished batches that are late, or
 connections, otherwise like a partition. The provider starts another agent when the machine is back, and when an agent
 has ended that was sent away. A machine on demand comes empty.
 
-**Edges.** A request of an edge that is cut off arrives when the cut ends. After `SILENT_NS` the driver closes the
-connection: the edge's open requests are cancelled, their clients see a connection error, and requests that were under
-way never arrive. An edge that dies is noticed at once.
+**Edges.** They are processes beside the core's. A request that comes to one that hangs arrives when it goes on. After
+`EDGE_HUNG_NS` the driver kills it: its open requests are cancelled, and clients whose requests had not arrived send
+them again, to the edge that follows. An edge that dies is noticed at once.
 
 **Planner and provider.** A plan may take seconds, never come, or be an error of a planner that was restarted. The
 provider may have no machine.
@@ -40,19 +40,21 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import Action, Order, StartBatch, StartWorker, StopWorker, Transfer
+from sloop.actions import Action, AdoptWorker, Order, ResizeWorker, StartBatch, StartWorker, StopWorker, Transfer
 from sloop.app.application import Application
 from sloop.errors import MachineError
 from sloop.events import WOKE, BatchFailed, BatchLost, Cancelled, Event, Finished, Planned
 from sloop.machine import Capacity
 from sloop.profile.profile import Profile
 from sloop.serve.blocks import Block
-from sloop.serve.cluster.agent import Agent, AgentHost, FromAgent
+from sloop.serve.cluster.agent import Agent, AgentHost, FromAgent, NodeOrder, ToAgent
 from sloop.serve.cluster.agents import WORKERS_MAX, AgentBackend, Legacy, NodeMemory
 from sloop.serve.cpu_quota import Detected
 from sloop.serve.dataflow import Assembly, Decision, StageWiring
+from sloop.serve.heartbeat import HUNG_S
 from sloop.serve.messages import BatchFinished, CutBlock, Report, Run, encode
 from sloop.serve.network import SILENT_S, Endpoint, Purpose
+from sloop.serve.node.node import NodeWorker
 from sloop.serve.protocols import CutModel, Servable
 from sloop.serve.transport import CLOSED, Frame, FrameKind
 from sloop.serve.weights.sources import ModelSource
@@ -78,6 +80,8 @@ from tests.dst.nodes import (
 
 SILENT_NS: Final = s(SILENT_S)
 """How long a link may be silent before its ends close it."""
+EDGE_HUNG_NS: Final = s(HUNG_S)
+"""How long an edge may hang before the driver kills it."""
 BEAT_NS: Final = ms(500)
 """In which an end of a connection is told by the other machine that nobody there knows it any more."""
 PROVIDER_NS: Final = ms(300)
@@ -120,7 +124,7 @@ class FaultKind(StrEnum):
     """Reports of finished batches overtake each other, and those of the agent overtake them."""
     REFUSED_RESIZES = "refused resizes"
     EDGE_DOWN = "edge down"
-    EDGE_CUT = "edge cut off"
+    EDGE_HANG = "edge hangs"
     CANCEL = "cancel"
     """Clients leave, also some whose requests have ended."""
     SLOW_PLANS = "slow plans"
@@ -221,7 +225,7 @@ class MachineGoes(Struct, frozen=True):
 
 
 class EdgeClosed(Struct, frozen=True):
-    """The driver closes the connection to an edge, with all that it had."""
+    """An edge has died, with all that it had."""
 
     edge: int
 
@@ -588,6 +592,8 @@ class RemoteCluster:
         self._nodes = tuple(nodes)
         self._active: Counter[tuple[str, str]] = Counter()
         """How many faults of a kind act on a node now."""
+        self.met: Counter[str] = Counter()
+        """How often a fault has changed something, and what else has come about that schedules are to reach."""
         self._healed = False
         self._busy: set[WorkerId] = set()
         """The replicas whose batch has not ended, as the core knows."""
@@ -658,7 +664,10 @@ class RemoteCluster:
 
     def acts(self, kind: str, node: str) -> int:
         """How many faults of a kind act on a node now."""
-        return self._active[kind, node]
+        found = self._active[kind, node]
+        if found:
+            self.met[kind] += 1
+        return found
 
     def faults_of(self, requests: Sequence[RequestId]) -> Sequence[str | None]:
         """The faults that these requests carry."""
@@ -682,6 +691,8 @@ class RemoteCluster:
         self.clock.now_ns = now_ns
         if isinstance(order, StopWorker) and order.worker in self._busy:
             self.given_up.add(order.worker)
+        if isinstance(order, AdoptWorker):
+            self.met["adoption"] += 1
         if isinstance(order, Order):
             self.core_loop.do(self._order, order)
 
@@ -766,9 +777,18 @@ class RemoteCluster:
         elif passing.frame is None:
             end.loop.run(end.end, CLOSED)
         else:
+            if end is end.connection.to_core and b"resize_worker" in bytes(passing.frame.payload):
+                self._note_resizes(end.connection.machines[0], passing.frame)
             end.loop.run(end.on_frame, passing.frame)
             if end is end.connection.to_core:
                 end.connection.machines[0].check_cores()
+
+    def _note_resizes(self, machine: Machine, frame: Frame) -> None:
+        """In which phase resizes meet their workers."""
+        for record in msgspec.msgpack.decode(frame.payload, type=list[ToAgent]):
+            if isinstance(record, NodeOrder) and isinstance(record.order, ResizeWorker) and machine.agent is not None:
+                worker = machine.agent.workers.get(record.order.worker)
+                self.met[f"resize, {worker.phase if worker is not None else 'gone'}"] += 1
 
     def _haunt(self, end: LinkEnd, frame: Frame) -> None:
         """A late report of a closed connection reaches the core."""
@@ -949,16 +969,18 @@ class RemoteCluster:
         """One worker of a node dies or hangs, if there are any."""
         agent = self._machines[fault.node].agent
         wants_shadow = fault.kind is FaultKind.SHADOW_CRASH
-        own: list[SimulatedProcess] = [
-            each.process
+        own: list[NodeWorker] = [
+            each
             for each in (agent.workers.values() if agent is not None else ())
             if each.process is not None and (each.order.replica is not None) is wants_shadow
         ]
         if not own:
             return
-        hurt = own[fault.detail % len(own)]
+        worker = own[fault.detail % len(own)]
+        hurt = cast(SimulatedProcess, worker.process)
         if fault.kind is FaultKind.HANG:
             hurt.is_hung = True
+            self.met[f"hang, {worker.phase}"] += 1
         else:
             hurt.die()
 
@@ -973,12 +995,12 @@ class RemoteCluster:
         """Tell the core what does not come from its backend."""
         self.push(self.clock.now_ns + after_ns, Reported(event, None))
 
-    def _cut_edge(self, fault: FaultBegins) -> None:
-        """An edge dies, or is cut off for so long that the driver closes its connection."""
+    def _lose_edge(self, fault: FaultBegins) -> None:
+        """An edge dies, or hangs for so long that the driver kills it."""
         if fault.kind is FaultKind.EDGE_DOWN:
             self.push(self.clock.now_ns, EdgeClosed(fault.detail))
-        elif fault.span_ns > SILENT_NS:
-            self.push(self.clock.now_ns + SILENT_NS, EdgeClosed(fault.detail))
+        elif fault.span_ns > EDGE_HUNG_NS:
+            self.push(self.clock.now_ns + EDGE_HUNG_NS, EdgeClosed(fault.detail))
 
     def _wake_core(self, fault: FaultBegins) -> None:
         for index in range(5):
@@ -1019,7 +1041,7 @@ class RemoteCluster:
             self._mend(machine, 0, 0)
 
     def _edge_closed(self, event: EdgeClosed) -> None:
-        """The driver cancels the open requests of an edge that is gone."""
+        """Its open requests are cancelled."""
         edge_of = self._opened.edge_of
         for id in self._opened.by_id:
             if edge_of[id] == event.edge:
@@ -1039,8 +1061,8 @@ BEGINNINGS: Final[dict[FaultKind, Any]] = {
     FaultKind.HANG: RemoteCluster._hurt_worker,
     FaultKind.SHADOW_CRASH: RemoteCluster._hurt_worker,
     FaultKind.CANCEL: RemoteCluster._leave_clients,
-    FaultKind.EDGE_DOWN: RemoteCluster._cut_edge,
-    FaultKind.EDGE_CUT: RemoteCluster._cut_edge,
+    FaultKind.EDGE_DOWN: RemoteCluster._lose_edge,
+    FaultKind.EDGE_HANG: RemoteCluster._lose_edge,
     FaultKind.STRAY_WAKES: RemoteCluster._wake_core,
 }
 """How faults begin that are more than a state for a while."""

@@ -683,8 +683,8 @@ class SimulatedCache:
 
     async def _bring(self, source: ModelSource) -> None:
         rate = self._around.fetches_bytes_per_s
-        slow = self._around.acts("slow fetch", self._node)
         if rate:
+            slow = self._around.acts("slow fetch", self._node)
             await asyncio.sleep(self._sizes_bytes[source.location] / rate * (1 + 9 * slow))
         if self._around.acts("failed fetch", self._node):
             raise MachineError("the store cannot be reached")

@@ -90,10 +90,10 @@ from sloop.vocabulary import (
     shadow_in,
 )
 from tests.dst.agents import (
+    EDGE_HUNG_NS,
     ERA,
     OF_FETCHES,
     OF_REQUESTS,
-    SILENT_NS,
     AllHealed,
     CoreBegun,
     CoreDied,
@@ -340,7 +340,7 @@ def _targets(kind: FaultKind, scene: Scene) -> int:
     """Among how many things a fault chooses its target."""
     if kind in OF_REQUESTS:
         return len(scene.applications)
-    return scene.edges if kind in (FaultKind.EDGE_DOWN, FaultKind.EDGE_CUT) else len(scene.nodes)
+    return scene.edges if kind in (FaultKind.EDGE_DOWN, FaultKind.EDGE_HANG) else len(scene.nodes)
 
 
 def _arrival_times(random: Random, duration_ns: int) -> list[int]:
@@ -719,7 +719,7 @@ OF_DEPLOYMENT: Final = frozenset(
 
 def _fault(op: Operation, scene: Scene) -> FaultBegins:
     assert isinstance(op.kind, FaultKind)
-    if op.kind in (FaultKind.EDGE_DOWN, FaultKind.EDGE_CUT):
+    if op.kind in (FaultKind.EDGE_DOWN, FaultKind.EDGE_HANG):
         return FaultBegins(op.kind, "", op.target, op.span_ns)
     node = "" if op.kind in OF_DEPLOYMENT else scene.nodes[op.target % len(scene.nodes)].name
     return FaultBegins(op.kind, node, op.detail, op.span_ns)
@@ -744,6 +744,8 @@ class Played(Struct, frozen=True):
     whole_ns: int
     """How long after the last fault the core was whole."""
     outcomes: Mapping[Outcome, int]
+    met: Mapping[str, int]
+    """See `RemoteCluster.met`."""
 
 
 def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = None) -> Played:
@@ -770,7 +772,7 @@ def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = N
     audit.checkers.finish()
     if opened.by_id:
         raise Violation(f"requests {list(opened.by_id)} never ended")
-    return Played(audit.requests, schedule.faults, totals.events, course.whole_ns, audit.outcomes)
+    return Played(audit.requests, schedule.faults, totals.events, course.whole_ns, audit.outcomes, cluster.met)
 
 
 class Course:
@@ -855,14 +857,12 @@ class Course:
         """A request, when it reaches the core."""
         scene, id = self._setting.schedule.scene, RequestId(number)
         edge, sent_ns, at_ns = op.detail % scene.edges, op.at_ns, op.at_ns
-        cut = self._cut_of(edge, at_ns)
-        if cut is not None and cut.span_ns > SILENT_NS:  # its client, or a load balancer, tries the other edges
-            others = [other for other in range(scene.edges) if self._cut_of(other, at_ns) is None]
-            edge = others[0] if others else edge
-            if not others:
-                sent_ns = at_ns = cut.at_ns + cut.span_ns
-        elif cut is not None:
-            at_ns = cut.at_ns + cut.span_ns
+        for hang in self._hangs:
+            until_ns = hang.at_ns + min(hang.span_ns, EDGE_HUNG_NS)
+            if hang.target == edge and hang.at_ns <= at_ns < until_ns:
+                at_ns = until_ns
+                if hang.span_ns > EDGE_HUNG_NS:  # its client sends it again
+                    at_ns = sent_ns = until_ns + 1
         if op.kind in OF_REQUESTS:
             self._opened.faulty[id] = FaultKind(op.kind)
         self._opened.edge_of[id] = edge
@@ -870,21 +870,10 @@ class Course:
         arrived_ns, sent_ns = sent_ns, sent_ns - min(sent_ns, (0, 0, ms(30))[op.detail // 15 % 3])
         return at_ns, Request(id, sent_ns, arrived_ns, sent_ns + slo_ns, (), name)
 
-    def _cut_of(self, edge: int, at_ns: int) -> Operation | None:
-        """The fault that cuts an edge off at this time."""
-        for cut in self._cuts.get(edge, ()):
-            if cut.at_ns <= at_ns < cut.at_ns + cut.span_ns:
-                return cut
-        return None
-
     @cached_property
-    def _cuts(self) -> dict[int, list[Operation]]:
-        """When each edge was cut off."""
-        found: dict[int, list[Operation]] = {}
-        for op in self._setting.schedule.operations:
-            if op.kind is FaultKind.EDGE_CUT:
-                found.setdefault(op.target, []).append(op)
-        return found
+    def _hangs(self) -> list[Operation]:
+        """When edges hang."""
+        return [op for op in self._setting.schedule.operations if op.kind is FaultKind.EDGE_HANG]
 
     def _probes(self, at_ns: int) -> Iterator[tuple[int, Request]]:
         """A request to every application that is served."""

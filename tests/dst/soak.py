@@ -41,12 +41,14 @@ class PlayedChunk(Struct, frozen=True):
     faults: int
     failures: dict[int, str]
     """By seed, the kind of failure."""
+    met: dict[str, int] = {}  # msgspec creates a new dict for each instance
+    """By what has come about (`RemoteCluster.met`), how often."""
 
 
 def play_chunk(seeds: Sequence[int]) -> PlayedChunk:
     """Play the schedules of these seeds, whatever fails."""
     gc.disable()  # it would take a tenth of the time; what is left of a schedule is collected here
-    requests, faults, failures = 0, 0, dict[int, str]()
+    requests, faults, failures, met = 0, 0, dict[int, str](), Counter[str]()
     for seed in seeds:
         schedule = schedule_of(seed)
         try:
@@ -56,8 +58,9 @@ def play_chunk(seeds: Sequence[int]) -> PlayedChunk:
         else:
             requests += played.requests
             faults += played.faults
+            met.update(played.met)
     gc.collect()
-    return PlayedChunk(len(seeds), requests, faults, failures)
+    return PlayedChunk(len(seeds), requests, faults, failures, met)
 
 
 class Soak:
@@ -67,6 +70,7 @@ class Soak:
         self._began_s, self._until_s, self._out = time.monotonic(), time.monotonic() + 60 * minutes, out
         self.schedules = self.requests = self.faults = 0
         self.failures: dict[int, str] = {}
+        self.met: Counter[str] = Counter()
 
     @property
     def is_over(self) -> bool:
@@ -79,6 +83,7 @@ class Soak:
         self.requests += chunk.requests
         self.faults += chunk.faults
         self.failures |= chunk.failures
+        self.met.update(chunk.met)
         if self._out.isatty():
             left_s = max(0, round(self._until_s - time.monotonic()))
             self._out.write(f"\r{self.summary()}, {left_s // 60}:{left_s % 60:02} left ")
@@ -107,6 +112,7 @@ def soak(seed: int, minutes: float, processes: int, out: TextIO) -> int:
             else:
                 running = {each for each in running if not each.cancel()}
     out.write(f"{chr(13) if out.isatty() else ''}{made.summary()}\n")
+    out.write("".join(f"{times:9,} {what}\n" for what, times in sorted(made.met.items())))
     kinds = Counter(made.failures.values())
     for kind, times in kinds.most_common(KINDS_MAX):
         first = min(seed for seed, other in made.failures.items() if other == kind)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -406,7 +407,7 @@ def test_each_lie_has_a_message_of_its_own() -> None:
             async with fleet() as here:
                 liar = await here.busy()
                 liar.send(*LIES[lie](0, 0))
-                await until(lambda liar=liar: bool(liar.ends))
+                await until(partial(bool, liar.ends))
                 ((node, why),) = here.lost()
                 assert node == "one"
                 assert f"replica {A} is said" in why

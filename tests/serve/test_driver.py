@@ -60,8 +60,8 @@ from sloop.serve.driver import (
     ServedVersion,
     Turns,
 )
-from sloop.serve.messages import RequestEnded, Run, VariantJoining
-from sloop.serve.protocols import BackendListener, EdgeClient, OnDifference, Servable, SpareProcesses
+from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.protocols import BackendListener, EdgeClient, OnDifference, Servable, SpareProcesses, VariantJoining
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s

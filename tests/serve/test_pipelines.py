@@ -395,7 +395,9 @@ class Orders:
                     pipeline.on_drained(place)
             return
         batch = own.pop(0)
-        if is_last and pipeline.answered(place, batch, is_done=True) is not None:
+        owner = pipeline.answered(place, batch, is_done=True) if is_last else None
+        if owner is not None:
+            assert owner not in self.dead, "nobody waits for it any more"
             self.ended.append(batch)
         elif following is not None:
             following.append(batch)
@@ -414,6 +416,7 @@ class Orders:
         self.completing.append(replica)
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
+        assert replica not in self.dead, "its loss is that of its batch"
         self.lost.append(batch)
 
 

@@ -42,11 +42,11 @@ from sloop.serve.messages import (
     Free,
     FromWorker,
     Reached,
+    Report,
     Run,
     RunBatch,
     Threads,
     WorkerDiffers,
-    WorkerRefused,
     decoder,
     encode,
 )
@@ -236,7 +236,7 @@ def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     server = Server(str(tmp_path / "none.onnx"))
     server.hear(Reached)
-    assert "none.onnx" in server.hear(WorkerRefused).why
+    assert "none.onnx" in server.hear(Report).event.error
     server.end()
     assert server.error is not None
 

@@ -69,8 +69,8 @@ from sloop.events import (
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring, addresses_in
-from sloop.serve.messages import RequestEnded, Run, VariantJoining
-from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface, SimulationPort
+from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface, SimulationPort, VariantJoining
 from sloop.shared_memory import Address
 from sloop.text import counted, numbered
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S

@@ -218,23 +218,11 @@ class BatchPassed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     batch: BatchId
 
 
-class WorkerRefused(Struct, frozen=True, array_like=True, tag=True):
-    """A worker cannot start, or cannot go on, and exits."""
-
-    why: str
-    has_gpu_failed: bool = False
-
-
-FromWorker = (
-    Reached
-    | BatchFinished
-    | BatchRaised
-    | BatchPassed
-    | WorkerDiffers
-    | WorkerRefused
-    | Report[WorkerReady | WorkerLost]
-)
-"""The report is a body's, of its shadow: it shares batches with it as a `PairSetup` says, or has given it up."""
+ITSELF: Final = WorkerId(-1)
+"""In a worker's report, the worker that sends it, which need not know its number yet."""
+FromWorker = Reached | BatchFinished | BatchRaised | BatchPassed | WorkerDiffers | Report[WorkerReady | WorkerLost]
+"""A report is of a worker that cannot start, or cannot go on, and exits; or it is a body's, of its shadow: it shares
+batches with it as a `PairSetup` says, or has given it up."""
 
 
 class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
@@ -390,18 +378,6 @@ class RequestEnded(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Rejected by a model, because of what the client sent."""
 
 
-class VariantJoining(Struct, frozen=True, array_like=True):
-    """Whether requests for one variant of a stage may share a forward pass."""
-
-    stage: str
-    """As the application's file calls it."""
-    variant: str
-    obstacle: str
-    """Why they may not; empty if they may."""
-    evidence: str
-    """Why they may; empty if they may not."""
-
-
 class OfferModel(Struct, frozen=True, array_like=True, tag=True):
     """A model that edges offer. It replaces the one of this name, if there is one. One without `answers` has ended: it
     is offered no longer, and its open requests are finished."""
@@ -416,8 +392,9 @@ class OfferModel(Struct, frozen=True, array_like=True, tag=True):
     """The versions that serve requests, the one with most of them first."""
     answers: dict[str, Assembly]
     """By version, how its answers are assembled; of every version that has requests."""
-    joining: tuple[VariantJoining, ...] = ()
-    """Of the version that serves most requests."""
+    joining: dict[str, str] = {}  # msgspec creates a new dict for each instance
+    """Of the version that serves most requests: by stage and variant, whether requests may share a forward pass, and
+    why."""
 
 
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=True):

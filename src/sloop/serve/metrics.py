@@ -31,8 +31,8 @@ from sloop.runlog.replicas import BatchGroup
 from sloop.runlog.run import Kept
 from sloop.runlog.versions import Build, VersionParts, VersionRecord
 from sloop.serve.driver import TURN_BOUNDS_NS, Turns
-from sloop.serve.messages import EdgeCounts, VariantJoining
-from sloop.serve.protocols import SpareProcesses
+from sloop.serve.messages import EdgeCounts
+from sloop.serve.protocols import SpareProcesses, VariantJoining
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Life, Node, Outcome, kind_of
 

@@ -96,6 +96,18 @@ PageSource = Callable[[Ask[Topic], Callable[[bytes], None]], None]
 """Calls back once with the answer to a question about the run, possibly before it returns: `Insight.ask`."""
 
 
+class VariantJoining(Struct, frozen=True):
+    """Whether requests for one variant of a stage may share a forward pass."""
+
+    stage: str
+    """As the application's file calls it."""
+    variant: str
+    obstacle: str
+    """Why they may not; empty if they may."""
+    evidence: str
+    """Why they may; empty if they may not."""
+
+
 class CutModel(Struct, frozen=True):
     """A model in blocks, whose replicas can have shadows."""
 

@@ -49,6 +49,7 @@ from sloop.profile.threads import follow_cores
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Decision, Passed, RequestTensors
 from sloop.serve.messages import (
+    ITSELF,
     BatchFinished,
     BatchPassed,
     BatchRaised,
@@ -64,7 +65,6 @@ from sloop.serve.messages import (
     ShadowSetup,
     Threads,
     WorkerDiffers,
-    WorkerRefused,
     decoder,
 )
 from sloop.serve.pipelines import PartPipes, PartRuntime
@@ -481,7 +481,7 @@ class ModelWorker:
     def _refuse(self, error: BaseException) -> None:
         """Say why this worker ends."""
         text = str(error).replace("\n", "; ") if isinstance(error, SloopError) else failure_of(error).detail
-        self._channel.tell(WorkerRefused(text, isinstance(error, GpuFailure)))
+        self._channel.tell(Report(WorkerLost(ITSELF, text)))
 
     def _pair(self, runtime: CutRuntime, setup: PairSetup) -> None:
         """Share the following batches with a shadow, or no longer."""

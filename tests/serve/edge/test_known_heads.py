@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.limits import Limits, ServerLimits
-from sloop.serve.edge import http, intake
+from sloop.serve.edge import http
+from sloop.serve.edge import intake as intakes
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import KNOWN_FIELDS_MAX, KNOWN_HEAD_BYTES_MAX, KNOWN_HEADS_MAX, Exchange
 from sloop.serve.edge.http import LOOKED_UP, UNKNOWN_HEADS, HttpConnection, HttpServer
@@ -309,7 +310,7 @@ def test_an_answer_is_awaited_though_something_else_has_left() -> None:
 
 
 def test_a_request_that_waits_for_room_begins_when_an_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "BLOCKED_S", 60.0)
+    monkeypatch.setattr(intakes, "BLOCKED_S", 60.0)
     waiting: list[Exchange] = []
     server = HttpServer(waiting.append, bodies=BodyMemory(1000), limits=ServerLimits(requests=1))
 

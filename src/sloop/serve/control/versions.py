@@ -16,7 +16,8 @@ from sloop.serve.control.checks import check_live, check_weights
 from sloop.serve.control.servables import Models
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import ServedVersion
-from sloop.serve.messages import OfferModel, VariantJoining
+from sloop.serve.messages import OfferModel
+from sloop.serve.protocols import VariantJoining
 from sloop.systems.setup import (
     ApplicationSetup,
 )
@@ -91,6 +92,10 @@ def threads_of(setup: ApplicationSetup) -> int:
 
 def offer_of(application: Application, versions: Sequence[ServedVersion], serving: Sequence[str]) -> OfferModel:
     """The application as the edges offer it: all its versions, and the names of those that serve requests."""
+    joining = {
+        f"{each.stage}:{each.variant}": f"no: {each.obstacle}" if each.obstacle else f"yes: {each.evidence}"
+        for each in versions[0].joining.values()
+    }
     return OfferModel(
         application.name,
         application.slo_ns,
@@ -99,7 +104,7 @@ def offer_of(application: Application, versions: Sequence[ServedVersion], servin
         dict(versions[0].labels),
         tuple(serving),
         {served.version: served.wiring.answer for served in versions},
-        tuple(versions[0].joining.values()),
+        joining,
     )
 
 

@@ -30,7 +30,6 @@ from sloop.serve.edge.bodies import INFER, MODELS, BodyMemory
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.sink import EdgeSink
-from sloop.serve.messages import VariantJoining
 from sloop.serve.protocols import Readiness, ServerReadiness
 from sloop.text import counted, listed, quoted
 
@@ -213,8 +212,8 @@ class Model:
     """By output, the names of its classes in the order of their indices; outputs without names are left out."""
     versions: Sequence[str] = ("1",)
     """The versions that serve requests, the one with most of them first."""
-    joining: Sequence[VariantJoining] = ()
-    """Whether requests may share a forward pass, for each variant of each stage."""
+    joining: Mapping[str, str] = field(default_factory=dict)
+    """By stage and variant, whether requests may share a forward pass, and why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -123,9 +123,8 @@ def configuration(model: Model, bounds: Mapping[str, int]) -> dict[str, Any]:
     signature = model.validator.signature
     has_rows = signature.has_rows
     parameters = {name: str(most) for name, most in bounds.items()}
-    for each in model.joining:
-        of = "" if len(model.joining) == 1 else f":{each.stage}:{each.variant}"
-        parameters[f"joins_rows{of}"] = f"no: {each.obstacle}" if each.obstacle else f"yes: {each.evidence}"
+    for name, joins in model.joining.items():
+        parameters["joins_rows" if len(model.joining) == 1 else f"joins_rows:{name}"] = joins
 
     def described(port: Port) -> dict[str, Any]:
         return {

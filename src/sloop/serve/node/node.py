@@ -54,6 +54,7 @@ from sloop.serve.gpus import AssignedGpus
 from sloop.serve.heartbeat import LOOK_S, Silence
 from sloop.serve.machine_watch import watch
 from sloop.serve.messages import (
+    ITSELF,
     BatchFinished,
     BatchPassed,
     BatchRaised,
@@ -67,7 +68,6 @@ from sloop.serve.messages import (
     ShadowSetup,
     Threads,
     WorkerDiffers,
-    WorkerRefused,
 )
 from sloop.serve.node.known import KnownStages, blocks_of, sources_of
 from sloop.serve.node.models import NO_PEERS, HeldModel, NodeModels, Peers, why_not
@@ -222,7 +222,6 @@ class NodeWorker:
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.device: CudaDevice | None = None
-        self.has_gpu_failed = False
         self.section: _Section | None = None
         """If it starts as a part of a model."""
         self.shadow: NodeShadow | None = None
@@ -316,8 +315,7 @@ class LiveNode(KnownStages):
             BatchRaised: self._on_failed,
             BatchPassed: self._on_passed,
             WorkerDiffers: self._on_differs,
-            Report: self._on_pair,
-            WorkerRefused: self._on_refused,
+            Report: self._on_reported,
         }
         """What is done with each record of a worker but `Reached`."""
 
@@ -604,15 +602,15 @@ class LiveNode(KnownStages):
             worker.error, worker.process = worker.process.explain(worker.error), None
         if worker.shadow is not None:  # whose cores and memory are those of the replica
             return
-        if worker.has_gpu_failed and worker.device is not None:
+        if worker.phase is WorkerPhase.LOST and worker.device is not None:
             checking = self._loop.run_in_executor(None, is_present, worker.device.uuid)
             checking.add_done_callback(partial(self._on_gpu_checked, worker))
         else:
             self._end(worker)
 
     def _on_gpu_checked(self, worker: NodeWorker, checking: Future[bool]) -> None:
-        """A worker has ended because its GPU failed. If the GPU is gone, its node has other devices from now on; else
-        another process may use it."""
+        """A worker that had a GPU has failed. If the GPU is gone, its node has other devices from now on; else another
+        process may use it."""
         spec = worker.spec
         if self._gpus is not None and spec.node is not None and spec.device is not None and not checking.result():
             node = self._gpus.lose(spec.node, spec.device)
@@ -715,9 +713,6 @@ class LiveNode(KnownStages):
                     self._acts[type(record)](worker, record)
         except Exception as error:
             self._give_up(worker, _fault_in_report(worker.number, error))
-
-    def _on_refused(self, worker: NodeWorker, record: WorkerRefused) -> None:
-        worker.error, worker.has_gpu_failed = record.why, record.has_gpu_failed
 
     def _on_differs(self, worker: NodeWorker, record: WorkerDiffers) -> None:
         self.on_difference(worker.number, worker.spec.stage, worker.spec.variant, record.why)
@@ -958,9 +953,12 @@ class LiveNode(KnownStages):
             pair = PairSetup(shadow.number, shadow.address, shadow.process.pid, wanted.layers, rows, patience_ms)
         body.process.records.tell(pair)
 
-    def _on_pair(self, body: NodeWorker, record: Report[events.WorkerReady | events.WorkerLost]) -> None:
-        """A body has connected with its shadow, or has given it up."""
-        shadow, event = body.shadow, record.event
+    def _on_reported(self, worker: NodeWorker, record: Report[events.WorkerReady | events.WorkerLost]) -> None:
+        """A worker says why it exits; or a body has connected with its shadow, or has given it up."""
+        shadow, event = worker.shadow, record.event
+        if event.worker == ITSELF and isinstance(event, events.WorkerLost):
+            worker.error = event.error
+            return
         if shadow is None or shadow.number != event.worker or shadow.is_over:
             return
         if isinstance(event, events.WorkerLost):

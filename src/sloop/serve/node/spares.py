@@ -19,7 +19,7 @@ from typing import Final
 from sloop.errors import MachineError
 from sloop.machine import capacity
 from sloop.memory import own_bytes
-from sloop.serve.messages import Reached, WorkerRefused
+from sloop.serve.messages import Reached, Report
 from sloop.serve.node.process import WorkerProcess, WorkerProcesses
 from sloop.serve.processes import spawn
 from sloop.serve.protocols import SpareProcesses
@@ -150,7 +150,7 @@ class SparePool:
         process, theirs = self._processes.connect()
         self._ready = self._loop.create_future()
         process.records.attach(
-            {Reached: lambda _: self._answer(""), WorkerRefused: lambda record: self._answer(record.why)}, self._answer
+            {Reached: lambda _: self._answer(""), Report: lambda record: self._answer(record.event.error)}, self._answer
         )
         with theirs:
             arguments, fds = self._processes.inherited(process, theirs)
