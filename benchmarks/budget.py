@@ -97,7 +97,7 @@ async def steps(folder: Path) -> list[tuple[str, str, float]]:
 
     def record() -> None:
         for recorder in way.recorders:
-            recorder.extend(now_ns, logged)
+            recorder.extend([(now_ns, each) for each in logged])
 
     read_frame = decoder(list[FromEdge]).decode
     edge = [

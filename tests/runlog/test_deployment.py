@@ -221,7 +221,8 @@ def test_a_fold_that_cannot_learn_versions_says_so() -> None:
 def test_records_of_the_instant_in_which_a_second_version_comes_are_routed() -> None:
     state = state_of("a")
     rollout = rolls(0, "2", VersionState.STARTING, 0.0)[1]
-    state.extend(0, [starts(0, 4, "a")[1], Deployed("a", "2", {}), rollout, starts(0, 5, "a@2")[1]])
+    told = [starts(0, 4, "a")[1], Deployed("a", "2", {}), rollout, starts(0, 5, "a@2")[1]]
+    state.extend([(0, record) for record in told])
     assert [list(record.run.replicas) for record in state.records] == [[4], [5]]
 
 
@@ -337,7 +338,7 @@ def test_a_single_application_takes_its_records_directly() -> None:
     assert fixed.append == fixed.only.append
     assert calls(fixed.append) == rare
     assert calls(open_ended.append) == rare | {"DeploymentState._append_any": len(rows)}
-    by_instant = calls(lambda now_ns, record: extended.extend(now_ns, [record]))
+    by_instant = calls(lambda now_ns, record: extended.extend([(now_ns, record)]))
     assert by_instant == rare | {"DeploymentState.extend": len(rows)}
 
 

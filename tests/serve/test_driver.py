@@ -693,7 +693,7 @@ def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: py
 
 def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
-        def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+        def extend(self, records: Iterable[tuple[int, Record]]) -> None:
             raise MachineError("the disk is full")
 
     class Broken(Waiting):

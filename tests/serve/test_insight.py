@@ -70,7 +70,7 @@ class Observed:
     def act(self, at_ms: float, *events: Event) -> None:
         for event in events:
             self.run.append(ms(at_ms), event)
-            self.run.extend(ms(at_ms), self.scene.act(at_ms, event))
+            self.run.extend([(ms(at_ms), action) for action in self.scene.act(at_ms, event)])
 
     def make_ready(self, at_ms: float) -> None:
         """Let all replicas become ready."""

@@ -69,7 +69,7 @@ class Server:
         records: list[Record] = [event, *actions]
         for record in records:
             self.fold.append(self.now_ns, record)
-        self.journal.extend(self.now_ns, records)
+        self.journal.extend([(self.now_ns, record) for record in records])
         self.records += [(self.now_ns, record) for record in records]
         return actions
 
@@ -122,7 +122,7 @@ def test_a_run_in_segments_is_read_back_whole(tmp_path: Path) -> None:
 def test_what_the_servers_processes_took_is_noted_where_something_has_happened(tmp_path: Path) -> None:
     journal = Journal(tmp_path, HEADER)
     for now_ns in (1, 2):
-        journal.extend(now_ns, [WOKE])
+        journal.extend([(now_ns, WOKE)])
         journal.flush(4 + now_ns)
         journal.flush(9 + now_ns)
     journal.close()

@@ -1,6 +1,7 @@
 """What a simulated request costs, counted: events, decisions, calls, instructions, memory. Bounds as in `tests.core`.
 
-The bounds stand some per cent above what is counted today on CPython 3.11.
+The bounds stand some per cent above what is counted today on CPython 3.11. Records go to the fold in blocks: that is
+more instructions and four calls fewer, and takes less time.
 """
 
 import sys
@@ -19,8 +20,8 @@ from sloop.workload import trace_of
 from tests.counting import calls_of, instructions_of
 from tests.sim.scene import WORK_CONSERVING, with_clients, world
 
-CALLS_A_REQUEST = {"plain": 20, "counted": 24.5, "checked": 39.5}
-INSTRUCTIONS_A_REQUEST = {"plain": 1_165, "counted": 1_515, "checked": 2_060}
+CALLS_A_REQUEST = {"plain": 20, "counted": 20.5, "checked": 39.5}
+INSTRUCTIONS_A_REQUEST = {"plain": 1_180, "counted": 1_545, "checked": 2_080}
 POLICIES = ("Open.retry_after_ns", "Fifo.key", "Never.is_hopeless", "WorkConserving.decide")
 
 

@@ -14,6 +14,9 @@ from sloop.options import NonNegativeFloat, NonNegativeInt
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import Visit
 
+ONE: Final = BatchDecision(1)
+"""A batch of the first visit alone, the most frequent answer: made once."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkConserving:
@@ -26,7 +29,7 @@ class WorkConserving:
     def decide(self, now_ns: int, queue: QueueView, device: BatchDevice) -> BatchDecision:
         count = len(queue.visits)
         if count == 1:  # as most are: they cost no look at the device
-            return BatchDecision(1)
+            return ONE
         return BatchDecision(count if count <= device.batch_max else device.batch_max)
 
 

@@ -11,10 +11,10 @@ line of a segment that is not the first of its run is a snapshot of the core and
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Protocol, Self, get_args
+from typing import Any, BinaryIO, Final, Protocol, Self, get_args, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -120,18 +120,20 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """Receives the records of a run one by one. Logs and folds are sinks."""
+    """Receives the records of a run one by one."""
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one event or action; instants never decrease."""
         ...
 
 
+@runtime_checkable
 class Recorder(Protocol):
-    """Receives the records of a live run, one instant per call."""
+    """Receives many records of a run per call: those of an instant of a server, a block of a simulation, or a log.
+    Logs and folds are recorders."""
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Add the events and actions of one instant, in order; instants increase from call to call."""
+    def extend(self, records: Sequence[tuple[int, Record]]) -> None:
+        """Add events and actions with their instants, in order; instants never decrease."""
         ...
 
 
@@ -144,8 +146,8 @@ class MemoryLog:
     def append(self, now_ns: int, record: Record) -> None:
         self.records.append((now_ns, record))
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        self.records += [(now_ns, record) for record in records]
+    def extend(self, records: Iterable[tuple[int, Record]]) -> None:
+        self.records += records
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         return iter(self.records)
@@ -169,10 +171,10 @@ class FileLog:
         self._write(header_line(header))
 
     def append(self, now_ns: int, record: Record) -> None:
-        self.extend(now_ns, (record,))
+        self.extend(((now_ns, record),))
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        self._buffer += [(now_ns, record) for record in records]
+    def extend(self, records: Iterable[tuple[int, Record]]) -> None:
+        self._buffer += records
         if len(self._buffer) >= RECORDS_PER_WRITE:
             self.flush()
 

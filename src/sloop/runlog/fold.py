@@ -15,7 +15,7 @@ As long as there is only one application, in one version, its records go straigh
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -134,10 +134,13 @@ class DeploymentState:
             events.Draining: self._begin_draining,
         }
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Add the records of one instant, in order."""
-        for record in records:
-            self._append(now_ns, record)  # read anew: a record may add the second version
+    def extend(self, records: Iterable[tuple[int, Record]]) -> None:
+        """Add records with their instants, in order."""
+        rest = iter(records)
+        if self._plain is not None:
+            self._plain.extend(rest)  # up to the record that adds the second version
+        for now_ns, record in rest:
+            self._append(now_ns, record)
 
     def advance(self) -> None:
         """Bring all runs and accounts to the instant of the last record. Call it before reading versions that may have
@@ -246,7 +249,7 @@ class DeploymentState:
     def _pass_on(self, now_ns: int, record: StartBatch | Finished | events.BatchFailed | events.BatchLost) -> None:
         run = self._run_of_replica.get(record.replica)
         if run is not None:
-            run.append(now_ns, record)
+            run.extend(((now_ns, record),))
 
     def _pass_on_worker(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # one of _ABOUT_WORKERS
         worker = record.worker
@@ -330,7 +333,7 @@ class DeploymentState:
         self._start_ns, self._now_ns, self._has_begun = plain.start_ns, plain.now_ns, True
         self._run_of_request = dict.fromkeys(plain.open, plain)
         self._run_of_replica = dict.fromkeys(plain.replicas, plain)
-        self._plain = None
+        plain.is_alone, self._plain = False, None
         self._append = self._route
 
     def _arrive(self, now_ns: int, request: Request) -> None:
@@ -344,7 +347,7 @@ class DeploymentState:
         else:
             run = self._last_run(name)
         self._run_of_request[request.id] = run
-        run.append(now_ns, request)
+        run.extend(((now_ns, request),))
 
     def _assign(self, now_ns: int, assigned: actions.Assigned) -> None:
         request, record = self._unassigned.pop(assigned.request, None), self.versions.get(assigned.application)
@@ -360,7 +363,7 @@ class DeploymentState:
                 return
             run = self._last_run(request.application)
             run.append(now_ns, request)
-        run.append(now_ns, end)
+        run.extend(((now_ns, end),))
 
     def _count_unlogged(self, now_ns: int, unlogged: Unlogged) -> None:
         record = self.versions.get(unlogged.application)

@@ -1,12 +1,12 @@
 """The state of one version of an application, and its measurements so far. The fold has one for each version.
 
-After the core, `RunState.append` is the largest cost of a simulated request. So each of the four records of a request
-is handled in a single call, and an application with one stage skips all work for graphs.
+After the core, `RunState.extend` is the largest cost of a simulated request. So it takes many records in a single call,
+and an application with one stage skips all work for graphs.
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from sloop.actions import End, StartBatch
 from sloop.app.graph import Graph
 from sloop.app.progress import Entered, RequestProgress
 from sloop.events import Finished
-from sloop.runlog import Record, Unlogged
+from sloop.runlog import Unlogged
 from sloop.runlog.cost import CostAccount
 from sloop.runlog.replicas import DeviceName, DeviceUse, ReplicaRecord
 from sloop.runlog.requests import GraphRequestRecord, RequestRecord, RouteRecord, SecondRecord, StageRecord
@@ -108,6 +108,8 @@ class RunState:
         self.failed_batches: Counter[tuple[str, str]] = Counter()
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
         """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
+        self.is_alone = True
+        """Whether no record has told of a second version."""
         self.observer = Observer()
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
         self._keeps_routes, self._keeps_service = kept.routes, kept.service
@@ -124,85 +126,90 @@ class RunState:
             **(others or {}),
         }
 
-    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401, C901, PLR0912, PLR0915  # the hot path, see above
-        """Add one record; instants never decrease."""
-        if now_ns >= self._second_end_ns:
-            self._begin_second(now_ns)
-        self.now_ns = now_ns
-        kind = type(record)
-        if kind is Request:
-            self._second.arrivals += 1
-            if self._only is not None:
-                self.open[record.id] = RequestRecord(record.sent_ns, self._second, now_ns)
-            else:
-                self._arrive(now_ns, record)
-        elif kind is End:
-            request = self.open.pop(record.request, None)
-            if request is None:
-                return
-            latency_ns = now_ns - request.sent_ns
-            second = request.second
-            if record.outcome is _SERVED:
-                second.served += 1
-                self.served_ns.append(latency_ns)
-            elif record.outcome is _LATE:
-                second.late += 1
-                self.late_ns.append(latency_ns)
-            else:
-                self._miss(record, request, latency_ns)
-                return
-            if latency_ns > second.worst_ns:  # noqa: PLR1730  # max() takes three times as long
-                second.worst_ns = latency_ns
-            if self._only is None:
-                self._answer(record, request, latency_ns)
-        elif kind is StartBatch:
-            replica = self.replicas.get(record.replica)
-            if replica is None:
-                return
-            replica.running = record
-            replica.running_ns = now_ns
-            replica.rows = rows = record.together or len(record.requests)
-            if replica.use is not None:
-                replica.use.begin(now_ns)
-            replica.batches += 1
-            replica.group.sizes[rows] += 1
-            if self._only is not None:
-                open_request, add = self.open.get, self._only.waits_ns.append
-                for id in _beginning(record) if record.pieces else record.requests:
-                    request = open_request(id)
-                    if request is not None:
-                        add(now_ns - request.since_ns)
-            else:
-                self._leave_queue(now_ns, record)
-        elif kind is Finished:
-            replica = self.replicas.get(record.replica)
-            if replica is None or (batch := replica.running) is None or batch.batch != record.batch:
-                return
-            replica.running = None
-            if replica.use is not None:
-                replica.use.end(now_ns)
-            durations_ns = replica.group.durations_ns
-            if self._resized and batch.batch in self._resized:
-                self._resized.remove(batch.batch)
-                durations_ns = replica.group.resized_ns
-            durations_ns[replica.rows].append(now_ns - replica.running_ns)
-            if self._keeps_service:
-                _keep_service(replica, batch, record, now_ns)
-            if self._unanswered:
-                self.workers.first_answer(now_ns, replica)
-            if self._only is None:
-                self._pass_on(now_ns, batch, record, replica)
-        elif (take := self._rare.get(kind)) is not None:
-            take(now_ns, record)
+    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # any record
+        """Add one record."""
+        self.extend(((now_ns, record),))
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
-        """Add the records of one instant, in order."""
-        for record in records:
-            self.append(now_ns, record)
+    def extend(self, records: Iterable[tuple[int, Any]]) -> None:  # noqa: C901, PLR0912, PLR0915  # the hot path, see above
+        """Add records with their instants, which never decrease. After the one that tells of a second version
+        (`is_alone`) the others are left to the caller, who is given an iterator back where it stands."""
+        open_requests, replicas, only = self.open, self.replicas, self._only
+        for now_ns, record in records:
+            if now_ns >= self._second_end_ns:
+                self._begin_second(now_ns)
+            self.now_ns = now_ns
+            kind = type(record)
+            if kind is Request:
+                self._second.arrivals += 1
+                if only is not None:
+                    open_requests[record.id] = RequestRecord(record.sent_ns, self._second, now_ns)
+                else:
+                    self._arrive(now_ns, record)
+            elif kind is End:
+                if (request := open_requests.pop(record.request, None)) is None:
+                    continue
+                latency_ns = now_ns - request.sent_ns
+                second = request.second
+                if record.outcome is _SERVED:
+                    second.served += 1
+                    self.served_ns.append(latency_ns)
+                elif record.outcome is _LATE:
+                    second.late += 1
+                    self.late_ns.append(latency_ns)
+                else:
+                    self._miss(record, request, latency_ns)
+                    continue
+                if latency_ns > second.worst_ns:  # noqa: PLR1730  # max() takes three times as long
+                    second.worst_ns = latency_ns
+                if only is None:
+                    self._answer(record, request, latency_ns)
+            elif kind is StartBatch:
+                if (replica := replicas.get(record.replica)) is None:
+                    continue
+                replica.running = record
+                replica.running_ns = now_ns
+                replica.rows = record.together or len(record.requests)
+                if replica.use is not None:
+                    replica.use.begin(now_ns)
+                replica.batches += 1
+                replica.group.sizes[replica.rows] += 1
+                if only is not None:
+                    for id in _beginning(record) if record.pieces else record.requests:
+                        request = open_requests.get(id)
+                        if request is not None:
+                            only.waits_ns.append(now_ns - request.since_ns)
+                else:
+                    self._leave_queue(now_ns, record)
+            elif kind is Finished:
+                replica = replicas.get(record.replica)
+                if replica is None or (batch := replica.running) is None or batch.batch != record.batch:
+                    continue
+                replica.running = None
+                if replica.use is not None:
+                    replica.use.end(now_ns)
+                is_apart = self._resized and self._is_apart(batch)
+                durations_ns = replica.group.resized_ns if is_apart else replica.group.durations_ns
+                durations_ns[replica.rows].append(now_ns - replica.running_ns)
+                if self._keeps_service:
+                    _keep_service(replica, batch, record, now_ns)
+                if self._unanswered:
+                    self.workers.first_answer(now_ns, replica)
+                if only is None:
+                    self._pass_on(now_ns, batch, record, replica)
+            elif (take := self._rare.get(kind)) is not None:
+                take(now_ns, record)
+                if not self.is_alone:
+                    return
 
     def set_apart(self, batch: BatchId) -> None:
         """Count the duration of a running batch apart from the others, in `BatchGroup.resized_ns`."""
         self._resized.add(batch)
+
+    def _is_apart(self, batch: StartBatch) -> bool:
+        """Whether a batch that has finished was set apart; it is not any more."""
+        is_apart = batch.batch in self._resized
+        self._resized.discard(batch.batch)
+        return is_apart
 
     # Derived values
 

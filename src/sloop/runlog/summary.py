@@ -572,6 +572,8 @@ class RunSummary(Figures):
         self.deployment = DeploymentState(parts, nodes=nodes, start_ns=start_ns, build=build)
         self.append = self.deployment.append
         """Adds one record."""
+        self.extend = self.deployment.extend
+        """Adds records with their instants."""
 
     @property
     def runs(self) -> Sequence[RunState]:
@@ -581,8 +583,7 @@ class RunSummary(Figures):
 
     def fold(self, records: Iterable[tuple[int, Record]]) -> "RunSummary":
         """Add all records of a log; returns itself."""
-        for now_ns, record in records:
-            self.append(now_ns, record)
+        self.extend(records)
         return self
 
     @property

@@ -953,9 +953,10 @@ class Driver:
         self._emptied.set()
 
     def _record(self, now_ns: int, records: Sequence[Record]) -> None:
+        recorded = [(now_ns, record) for record in records]
         for recorder in list(self._recorders):
             try:
-                recorder.extend(now_ns, records)
+                recorder.extend(recorded)
             except SloopError as error:
                 self._recorders.remove(recorder)
                 _log.error("the server continues without an event log: %s", error)

@@ -150,13 +150,12 @@ class Journal:
         self._writer: _DiskWriter | None = _DiskWriter(path)
         self._archive()
 
-    def extend(self, now_ns: int, records: Sequence[Record]) -> None:
+    def extend(self, records: Sequence[tuple[int, Record]]) -> None:
         """Append the events and actions of one instant."""
-        self._last_ns = now_ns
-        if self._sampler is not None:
-            self._buffer += self._sampler.take(now_ns, records)
-        else:
-            self._buffer += [(now_ns, record) for record in records]
+        if not records:
+            return
+        self._last_ns = records[-1][0]
+        self._buffer += records if self._sampler is None else self._sampler.take(records)
         if len(self._buffer) >= RECORDS_PER_WRITE:
             self._send()
 
@@ -520,17 +519,17 @@ class _Sampler:
         """By application, the requests left out since this was last written."""
         self._released_ns = 0
 
-    def take(self, now_ns: int, records: Sequence[Record]) -> list[tuple[int, Record]]:
+    def take(self, records: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
         """Add the records of one instant; returns those that can be written now."""
-        for record in records:
-            self._held.append((now_ns, record))
+        self._held += records
+        for _, record in records:
             if isinstance(record, Request):
                 self._open[record.id] = record.application
             elif isinstance(record, Assigned):
                 self._open[record.request] = record.application
             elif isinstance(record, End):
                 self._end(record)
-        return self._release(now_ns)
+        return self._release(records[-1][0])
 
     def flush(self, now_ns: int | None) -> list[tuple[int, Record]]:
         """The records that can be written now, with the number of those left out; all if `now_ns` is None."""

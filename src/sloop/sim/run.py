@@ -13,7 +13,7 @@ from sloop.app.application import Application
 from sloop.core.protocols import CoreInterface, Policies
 from sloop.errors import InputError
 from sloop.events import Simulated, SystemChanged
-from sloop.runlog import Record, Sink
+from sloop.runlog import Record, Recorder, Sink
 from sloop.sim.checkers import Checkers, Rules
 from sloop.sim.engine import PATIENCE_NS, Append, RunTotals, play
 from sloop.sim.world import World
@@ -34,7 +34,7 @@ class Simulations(Protocol):
 
 def simulate(
     world: World,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Sink | Recorder] = (),
     *,
     check_first: int | None = None,
     core: CoreInterface | None = None,
@@ -46,7 +46,7 @@ def simulate(
 
     The checkers read the first `check_first` records: by default all, with 0 none. Checking the whole log takes as long
     as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one. `own` answers
-    the questions of its systems to the simulator; without, they are refused.
+    the questions of its systems to the simulator; without, they are refused. Recorders get the records in blocks.
     """
     setup = world.setup()
     checkers = Checkers(
@@ -56,7 +56,7 @@ def simulate(
         rules_under=_rules_under if world.systems else None,
         origin=world.origin,
     )
-    appends: list[Append] = [sink.append for sink in sinks]
+    appends: list[Append] = [sink.append for sink in sinks if not isinstance(sink, Recorder)]
     watching = _watch(checkers, appends, check_first)
     cluster = world.cluster()
     if own is not None:
@@ -70,6 +70,7 @@ def simulate(
         world.ingress(),
         until_ns=world.lead_ns + world.duration_ns,
         appends=appends,
+        extends=[sink.extend for sink in sinks if isinstance(sink, Recorder)],
         patience_ns=patience_ns,
     )
     if watching in appends:

@@ -91,7 +91,7 @@ class Resting:
 
     def _act(self, now_ns: int, event: Event) -> None:
         self.metrics.state.append(now_ns, event)
-        self.metrics.state.extend(now_ns, self.core.handle(now_ns, event))
+        self.metrics.state.extend([(now_ns, action) for action in self.core.handle(now_ns, event)])
 
     def get(self, path: str) -> bytes:
         wire = Wire()
