@@ -9,10 +9,14 @@ Garbage collection is rare here. Modules and tests stay until the end, and to lo
 nothing; a test that needs a collection asks for it.
 """
 
+import asyncio
 import gc
+from inspect import iscoroutinefunction
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.hosts import why_no_hosts
@@ -64,6 +68,27 @@ def _draw_at_most(examples: int, test: pytest.Item) -> None:
     declared = getattr(function, "_hypothesis_internal_use_settings", None)
     if declared is not None and declared.max_examples > examples:
         function._hypothesis_internal_use_settings = settings(declared, max_examples=examples)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine, on the event loop of the server or that of its fixture `event_loop`. Whatever it
+    leaves unhandled fails the test."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    unhandled: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        await pyfuncitem.obj(**given)
+        await asyncio.sleep(0)
+
+    event_loop: Any = pyfuncitem.funcargs.get("event_loop", uvloop.new_event_loop)
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        runner.run(main())
+    assert not unhandled
+    return True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.cli import main
+from tests.onnx_graphs import save_model
 
 APPLICATION = """\
 name: demo
@@ -58,16 +57,8 @@ def model(tmp_path: Path) -> Path:
 
 def save_small_model(path: Path) -> Path:
     """One matrix multiplication with an open batch."""
-    weights = numpy_helper.from_array(np.ones((4, 4), dtype=np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
-        [weights],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    graph = "(float[n, 4] x) => (float[n, 4] y) { y = MatMul(x, w) }"
+    return save_model(path, graph, {"w": np.ones((4, 4), np.float32)})
 
 
 @pytest.fixture

@@ -9,12 +9,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
-from onnx import TensorProto, helper
 
 from sloop.app.application import Deployment
 from sloop.app.load import load_deployment
@@ -40,6 +37,7 @@ from sloop.serve.control.loading import UnloadedModel, loadable
 from sloop.serve.control.servables import COPIES
 from sloop.serve.copies import ExaminedModels
 from sloop.systems.setup import set_up
+from tests.onnx_graphs import save_model
 
 
 def first_profiles_of(deployment: Deployment, state: Path) -> tuple[dict[Path, FirstProfile], dict[str, UnloadedModel]]:
@@ -52,11 +50,8 @@ def run(*arguments: object, typed: str = "") -> Result:
 
 def open_model(path: Path) -> Path:
     """A sum over a sequence of any length."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence", 2]) for name in ("a", "b")]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "sequence", 2])
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "g", ports, [output])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    size = "float[batch, sequence, 2]"
+    return save_model(path, f"({size} a, {size} b) => ({size} y) {{ y = Add(a, b) }}")
 
 
 @pytest.mark.live
@@ -232,12 +227,8 @@ def test_on_a_terminal_a_size_is_asked_for_once_and_remembered(tmp_path: Path, m
 
 
 def test_sizes_that_the_model_does_not_accept_are_not_an_example(tmp_path: Path) -> None:
-    ports = [helper.make_tensor_value_info(*port) for port in (("x", 1, ["b", "k"]), ("y", 1, ["b", "m", 97]))]
-    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", ports[:1], ports[1:])
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, -1, 97]), "s"))
-    path = tmp_path / "graph.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    result = run("serve", path)
+    graph = "(float[b, k] x) => (float[b, m, 97] y) { y = Reshape(x, s) }"
+    result = run("serve", save_model(tmp_path / "graph.onnx", graph, {"s": np.array([0, -1, 97])}))
     assert result.exit_code == 1
     assert "the size of k is open; it fails on random inputs (x [1, 16]): " in result.stderr
     assert "Reshape" in result.stderr
@@ -246,13 +237,8 @@ def test_sizes_that_the_model_does_not_accept_are_not_an_example(tmp_path: Path)
 
 def test_sizes_of_inputs_without_rows_are_taken_and_said(tmp_path: Path) -> None:
     """Edges are indices of nodes, of which a batch of one has one."""
-    nodes, edges, read = (
-        helper.make_tensor_value_info(name, kind, shape)  # type: ignore[arg-type]  # sizes and names
-        for name, kind, shape in (("nodes", 1, ["n", 4]), ("edges", 7, [2, "e"]), ("read", 1, [2, "e", 4]))
-    )
-    graph = helper.make_graph([helper.make_node("Gather", ["nodes", "edges"], ["read"])], "g", [nodes, edges], [read])
-    path = tmp_path / "graph.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    graph = "(float[n, 4] nodes, int64[2, e] edges) => (float[2, e, 4] read) { read = Gather(nodes, edges) }"
+    path = save_model(tmp_path / "graph.onnx", graph)
     result = run("profile", path, "--cores", "1", "--seconds", "0.01", "--passes", "1", "--alone")
     assert result.exit_code == 0, result.stderr
     assert "sizes of inputs without rows are unknown; it is measured with --shape edges=2,1" in result.stderr

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.app.load import load_application
 from sloop.cli import main
@@ -16,6 +15,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
 from sloop.units import ms
 from sloop.vocabulary import Request, RequestId
+from tests.onnx_graphs import save_model
 
 BRIEF = ("--cores", "1", "--batches", "1,2", "--seconds", "0.01", "--alone")
 
@@ -23,23 +23,12 @@ BRIEF = ("--cores", "1", "--batches", "1,2", "--seconds", "0.01", "--alone")
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """The mean of the embeddings of tokens, of which a text has up to 64."""
-    words = numpy_helper.from_array(np.ones((2, 8), np.float32), "words")
-    places = numpy_helper.from_array(np.ones((64, 8), np.float32), "places")
-    nodes = [
-        helper.make_node("Gather", ["words", "ids"], ["found"]),
-        helper.make_node("Shape", ["ids"], ["length"], start=1, end=2),
-        helper.make_node("Slice", ["places", "zero", "length", "zero"], ["own"]),
-        helper.make_node("Add", ["found", "own"], ["sum"]),
-        helper.make_node("ReduceMean", ["sum"], ["y"], axes=[1], keepdims=0),
-    ]
-    zero = numpy_helper.from_array(np.zeros(1, np.int64), "zero")
-    ports = [
-        helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "sequence"]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8]),
-    ]
-    graph = helper.make_graph(nodes, "texts", ports[:1], ports[1:], [words, places, zero])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "texts.onnx")
-    return tmp_path / "texts.onnx"
+    weights = {"words": np.ones((2, 8), np.float32), "places": np.ones((64, 8), np.float32), "zero": np.zeros(1, int)}
+    text = """(int64[n, sequence] ids) => (float[n, 8] y) {
+        found = Gather(words, ids) length = Shape<start = 1, end = 2>(ids) own = Slice(places, zero, length, zero)
+        sum = Add(found, own) y = ReduceMean<axes = [1], keepdims = 0>(sum)
+    }"""
+    return save_model(tmp_path / "texts.onnx", text, weights)
 
 
 def run(*arguments: object) -> Result:

@@ -5,10 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.actions import StartWorker
 from sloop.app.load import load_application, load_scenario
@@ -30,6 +27,7 @@ from sloop.sim.world import World
 from sloop.units import ms, s
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop.workload import trace_of
+from tests.cli.conftest import save_small_model
 
 APPLICATION = """\
 name: tiny
@@ -44,11 +42,7 @@ system: static
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    weights = numpy_helper.from_array(np.ones((4, 4), dtype=np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "tiny", ports[:1], ports[1:], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, str(tmp_path / "tiny.onnx"))
+    save_small_model(tmp_path / "tiny.onnx")
     (tmp_path / "app.yaml").write_text(APPLICATION)
     return tmp_path / "app.yaml"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from click.testing import CliRunner
 
 from sloop.app.load import load_application, load_scenario
@@ -126,7 +125,7 @@ def test_a_policy_costs_no_simulator_and_no_runtime() -> None:
 
 
 @pytest.mark.live
-def test_it_serves(tmp_path: Path) -> None:
+async def test_it_serves(tmp_path: Path) -> None:
     write_shown_system(tmp_path / "headroom.py")
     stages = [
         {"name": name, "after": after, "variants": [{"name": "v", "profile": PROFILE}]}
@@ -136,16 +135,13 @@ def test_it_serves(tmp_path: Path) -> None:
     described = {"name": "own", "slo_ms": 1000, "stages": stages, "system": system, "cluster": TWO_CORES}
     setup = set_up(load_application(described))
 
-    async def play() -> None:
-        model = Servable("fake:sleep:1:1", ECHO)
-        async with serving(setup, model, model) as live:
-            await live.until(WorkerReady, 2)
-            for number in range(100):
-                live.ask(text(b"%d" % number))
-                await asyncio.sleep(0.003)
-            await live.all_answered()
-            assert check_each_ended_once(live)[Outcome.SERVED] == 100
-            again = rebuild(header_of(setup, origin="live"))
-            assert replay_log(list(live.log), again.core()).difference is None
-
-    uvloop.run(play())
+    model = Servable("fake:sleep:1:1", ECHO)
+    async with serving(setup, model, model) as live:
+        await live.until(WorkerReady, 2)
+        for number in range(100):
+            live.ask(text(b"%d" % number))
+            await asyncio.sleep(0.003)
+        await live.all_answered()
+        assert check_each_ended_once(live)[Outcome.SERVED] == 100
+        again = rebuild(header_of(setup, origin="live"))
+        assert replay_log(list(live.log), again.core()).difference is None

@@ -77,20 +77,17 @@ def test_beyond_its_bound_a_request_overflows_at_once(stub: Any) -> None:
     assert Counter(ends.endings.values()) == {Ending.ANSWERED: 3, Ending.OVERFLOW: 7}
 
 
-def test_connections_are_used_again(stub: Any) -> None:
-    async def one_by_one() -> None:
-        ends = Ends(20)
-        made = Connections(Server("127.0.0.1", stub.port), ends.report, connections_max=5, timeout_ns=NS_PER_S)
-        await made.warm(2)
-        for number in range(20):
-            made.send(outgoing(number))
-            await asyncio.sleep(0.01)
-        await ends.wait()
-        assert set(ends.endings.values()) == {Ending.ANSWERED}
-        assert made.opened == 2
-        made.close()
-
-    asyncio.run(one_by_one())
+async def test_connections_are_used_again(stub: Any) -> None:
+    ends = Ends(20)
+    made = Connections(Server("127.0.0.1", stub.port), ends.report, connections_max=5, timeout_ns=NS_PER_S)
+    await made.warm(2)
+    for number in range(20):
+        made.send(outgoing(number))
+        await asyncio.sleep(0.01)
+    await ends.wait()
+    assert set(ends.endings.values()) == {Ending.ANSWERED}
+    assert made.opened == 2
+    made.close()
 
 
 def test_connections_idle_for_long_are_not_trusted(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:

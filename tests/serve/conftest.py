@@ -1,11 +1,18 @@
 """Small ONNX models, made on the spot."""
 
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+import uvloop
+
+from sloop.serve.weights.peers import FileServer
+from tests.onnx_graphs import save_model
+from tests.serve.bad_store import BadStore
+from tests.serve.edge.fakes import LoopThread
 
 
 def write_mlp(
@@ -13,24 +20,11 @@ def write_mlp(
 ) -> Path:
     """out[rows, 3] = relu(in[rows, width] · A) · B, with weights drawn from a fixed seed."""
     chance, (given, answer) = np.random.default_rng(7), names
-    weights = [
-        numpy_helper.from_array(chance.normal(size=shape).astype(np.float32), name)
-        for name, shape in (("a", (width, inner)), ("b", (inner, 3)))
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", [given, "a"], ["h"]),
-            helper.make_node("Relu", ["h"], ["r"]),
-            helper.make_node("MatMul", ["r", "b"], [answer]),
-        ],
-        "mlp",
-        [helper.make_tensor_value_info(given, TensorProto.FLOAT, [rows, width])],
-        [helper.make_tensor_value_info(answer, TensorProto.FLOAT, [rows, 3])],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, path)
-    return path
+    shapes = {"a": (width, inner), "b": (inner, 3)}
+    weights = {name: chance.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    ports = f"(float[{rows}, {width}] {given}) => (float[{rows}, 3] {answer})"
+    nodes = f"h = MatMul({given}, a) r = Relu(h) {answer} = MatMul(r, b)"
+    return save_model(path, f"{ports} {{ {nodes} }}", weights)
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +43,37 @@ def tail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mlp_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model for one row only."""
     return write_mlp(tmp_path_factory.mktemp("models") / "mlp1.onnx", 1)
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def event_loop(request: pytest.FixtureRequest) -> Callable[[], AbstractEventLoop]:
+    """A test that uses it, and is a coroutine, runs on both event loops."""
+    made: Callable[[], AbstractEventLoop] = request.param
+    return made
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def store() -> Iterator[BadStore]:
+    with BadStore() as made:
+        yield made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From where on any machine or agent was asked for a file that it has."""
+    found: list[int] = []
+    before = FileServer._send
+
+    async def noted(self: FileServer, writer: asyncio.StreamWriter, fd: int, at: int, end: int) -> bool:
+        found.append(at)
+        return await before(self, writer, fd, at, end)
+
+    monkeypatch.setattr(FileServer, "_send", noted)
+    return found

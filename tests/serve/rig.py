@@ -1,5 +1,6 @@
 """What tests and benchmarks put around single parts: a stage alone, a batch of tensors, an edge without ports."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -48,6 +49,11 @@ def tensors_in(blocks: Sequence[Block | None], holder: int = 0) -> list[list[Ten
     """The tensors of blocks; this process holds the arenas."""
     reader = BlockReader({0: holder or os.getpid()})
     return [reader.tensors(block) for block in blocks if block is not None]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
+        await asyncio.sleep(0.001)
 
 
 def no_page(_question: Ask[Topic], _then: Callable[[bytes], None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from sloop.actions import AdoptWorker, ReleaseNode, ResizeWorker, StartWorker, StopWorker
 from sloop.errors import MachineError
@@ -42,10 +43,10 @@ from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, WorkerId
 from tests.hosts import is_running
 from tests.joining import JoiningNodes, Memory
-from tests.serve.rig import wirings_of
-from tests.serve.test_agents import A, B, FakeAgent, Fleet, finished, fleet, memory_files, play, spec
+from tests.serve.rig import until, wirings_of
+from tests.serve.test_agents import A, B, FakeAgent, Fleet, finished, fleet, memory_files, spec
 from tests.serve.test_local_backend import BYTES
-from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.test_network import HOST, TOKEN
 
 pytestmark = pytest.mark.live
 SLEEPY = {("stage", "echo"): Servable("fake:sleep:0.2:0", BYTES)}
@@ -73,55 +74,46 @@ def nodes(here: Fleet) -> list[NodeReady]:
     return [each for each in here.ear.events if isinstance(each, NodeReady)]
 
 
-def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await returned(here, 4, 5)
-            assert (await found.hear(AgentSetup)).keep == (4, 5)
-            await asyncio.sleep(0.05)
-            assert not nodes(here), "the others run still"
-            found.send(WorkersKept((kept(4), kept(5, is_ready=False))))
-            await here.ear.hear(NodeReady)
-            assert nodes(here)[0].kept == (kept(4), kept(5, is_ready=False))
-            here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
-            here.backend.order(AdoptWorker(WorkerId(5), spec("one"), False))
-            assert await found.hear(AdoptWorker, 2) == AdoptWorker(WorkerId(5), spec("one"), False)
-            found.send(Report(WorkerReady(WorkerId(5))))
-            assert await here.ear.hear(WorkerReady) == WorkerReady(WorkerId(5))
-            here.backend.run(BatchId(5), WorkerId(4), Run(2, [b"x", b"y"]))
-            await found.hear(RunBatch)
-            found.send(finished(replica=WorkerId(4)))
-            await here.ear.hear(Finished)
-            here.backend.order(StopWorker(WorkerId(4), ""))
-            assert await found.hear(StopWorker) == StopWorker(WorkerId(4), "")
-
-    play(scene)
+async def test_workers_of_another_server_are_offered_with_their_node_and_adopted() -> None:
+    async with fleet() as here:
+        found = await returned(here, 4, 5)
+        assert (await found.hear(AgentSetup)).keep == (4, 5)
+        await asyncio.sleep(0.05)
+        assert not nodes(here), "the others run still"
+        found.send(WorkersKept((kept(4), kept(5, is_ready=False))))
+        await here.ear.hear(NodeReady)
+        assert nodes(here)[0].kept == (kept(4), kept(5, is_ready=False))
+        here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
+        here.backend.order(AdoptWorker(WorkerId(5), spec("one"), False))
+        assert await found.hear(AdoptWorker, 2) == AdoptWorker(WorkerId(5), spec("one"), False)
+        found.send(Report(WorkerReady(WorkerId(5))))
+        assert await here.ear.hear(WorkerReady) == WorkerReady(WorkerId(5))
+        here.backend.run(BatchId(5), WorkerId(4), Run(2, [b"x", b"y"]))
+        await found.hear(RunBatch)
+        found.send(finished(replica=WorkerId(4)))
+        await here.ear.hear(Finished)
+        here.backend.order(StopWorker(WorkerId(4), ""))
+        assert await found.hear(StopWorker) == StopWorker(WorkerId(4), "")
 
 
-def test_a_server_does_not_take_back_what_it_has_counted_as_lost() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            first = await here.join()
-            server = (await first.hear(AgentSetup)).server
-            first.records.close()
-            again = await returned(here, 0, server=server)
-            assert (await again.hear(AgentSetup)).keep == ()
-            assert len(nodes(here)) == 1
-            again.send(WorkersKept(()))
-            await here.ear.hear(NodeReady, count=2)
-
-    play(scene)
+async def test_a_server_does_not_take_back_what_it_has_counted_as_lost() -> None:
+    async with fleet() as here:
+        first = await here.join()
+        server = (await first.hear(AgentSetup)).server
+        first.records.close()
+        again = await returned(here, 0, server=server)
+        assert (await again.hear(AgentSetup)).keep == ()
+        assert len(nodes(here)) == 1
+        again.send(WorkersKept(()))
+        await here.ear.hear(NodeReady, count=2)
 
 
-def test_what_does_something_else_or_may_have_the_number_of_another_one_is_not_kept() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            of_another_model = does({("stage", "echo"): Servable("fake:sleep:1:0", BYTES)})
-            others = {0: does(), 1: of_another_model, 2: b"", 100: does()}  # this server's numbers begin at 100
-            found = await here.join(server="another", kept=others)
-            assert (await found.hear(AgentSetup)).keep == (0,)
-
-    play(scene)
+async def test_what_does_something_else_or_may_have_the_number_of_another_one_is_not_kept() -> None:
+    async with fleet() as here:
+        of_another_model = does({("stage", "echo"): Servable("fake:sleep:1:0", BYTES)})
+        others = {0: does(), 1: of_another_model, 2: b"", 100: does()}  # this server's numbers begin at 100
+        found = await here.join(server="another", kept=others)
+        assert (await found.hear(AgentSetup)).keep == (0,)
 
 
 def test_a_fetched_model_is_the_same_wherever_it_is_kept() -> None:
@@ -147,51 +139,41 @@ def test_a_fetched_model_is_the_same_wherever_it_is_kept() -> None:
         ),
     ],
 )
-def test_an_agent_cannot_lie_about_what_it_has_kept(
+async def test_an_agent_cannot_lie_about_what_it_has_kept(
     said: tuple[KeptWorker, ...], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            liar = await returned(here, 4)
-            liar.send(WorkersKept(said))
-            await until(lambda: bool(liar.ends))
-            assert not nodes(here)
-            assert not here.lost(), "it had not joined"
-            (await here.join()).send(WorkersKept(()))
-            await until(lambda: bool(here.agents[-1].ends))
-            assert here.lost() == [("one", "the agent says again which workers it has kept")]
-
-    play(scene)
+    async with fleet() as here:
+        liar = await returned(here, 4)
+        liar.send(WorkersKept(said))
+        await until(lambda: bool(liar.ends))
+        assert not nodes(here)
+        assert not here.lost(), "it had not joined"
+        (await here.join()).send(WorkersKept(()))
+        await until(lambda: bool(here.agents[-1].ends))
+        assert here.lost() == [("one", "the agent says again which workers it has kept")]
 
 
-def test_a_node_whose_workers_do_not_stop_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_whose_workers_do_not_stop_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "STOP_S_MAX", 0.05)
-
-    async def scene() -> None:
-        async with fleet() as here:
-            slow = await returned(here, 4)
-            here.backend.order(StartWorker(B, spec("one")))
-            assert await here.ear.hear(WorkerLost) == WorkerLost(B, "node one is not connected")
-            await until(lambda: bool(slow.ends))
-            assert not nodes(here)
-
-    play(scene)
+    async with fleet() as here:
+        slow = await returned(here, 4)
+        here.backend.order(StartWorker(B, spec("one")))
+        assert await here.ear.hear(WorkerLost) == WorkerLost(B, "node one is not connected")
+        await until(lambda: bool(slow.ends))
+        assert not nodes(here)
 
 
-def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await returned(here, 4)
-            found.send(WorkersKept((kept(4),)))
-            await here.ear.hear(NodeReady)
-            here.backend.order(AdoptWorker(WorkerId(5), spec("one"), True))
-            assert (await here.ear.hear(WorkerLost)) == WorkerLost(WorkerId(5), "node one is not connected any more")
-            found.records.close()
-            await until(lambda: bool(here.lost()))
-            here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
-            await here.ear.hear(WorkerLost, count=2)
-
-    play(scene)
+async def test_what_is_adopted_when_its_agent_has_gone_is_lost() -> None:
+    async with fleet() as here:
+        found = await returned(here, 4)
+        found.send(WorkersKept((kept(4),)))
+        await here.ear.hear(NodeReady)
+        here.backend.order(AdoptWorker(WorkerId(5), spec("one"), True))
+        assert (await here.ear.hear(WorkerLost)) == WorkerLost(WorkerId(5), "node one is not connected any more")
+        found.records.close()
+        await until(lambda: bool(here.lost()))
+        here.backend.order(AdoptWorker(WorkerId(4), spec("one"), True))
+        await here.ear.hear(WorkerLost, count=2)
 
 
 # The start of a server whose predecessor has died
@@ -227,66 +209,55 @@ async def port_of(backend: AgentBackend) -> int:
     return backend.port
 
 
-def test_a_server_remembers_the_nodes_that_it_had_until_it_ends(tmp_path: Path) -> None:
+async def test_a_server_remembers_the_nodes_that_it_had_until_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "nodes"
-
-    async def scene() -> None:
-        here = fleet_at(ALWAYS, memory=path)
-        backend = here.backend
-        opening = asyncio.create_task(backend.open())
-        await port_of(backend)
-        one, _ = await here.join("one"), await here.join("two")
-        await opening
-        assert NodeMemory(path).nodes == ["one", "two"]
-        one.records.close()
-        await until(lambda: NodeMemory(path).nodes == ["two"])
-        for each in here.agents:
-            each.records.close()
-        await backend.close()
-        assert NodeMemory(path).nodes == []
-
-    play(scene)
+    here = fleet_at(ALWAYS, memory=path)
+    backend = here.backend
+    opening = asyncio.create_task(backend.open())
+    await port_of(backend)
+    one, _ = await here.join("one"), await here.join("two")
+    await opening
+    assert NodeMemory(path).nodes == ["one", "two"]
+    one.records.close()
+    await until(lambda: NodeMemory(path).nodes == ["two"])
+    for each in here.agents:
+        each.records.close()
+    await backend.close()
+    assert NodeMemory(path).nodes == []
 
 
-def test_the_successor_of_a_server_that_died_begins_without_the_nodes_that_do_not_come(
+async def test_the_successor_of_a_server_that_died_begins_without_the_nodes_that_do_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "REJOIN_S_MAX", 0.3)
     path = tmp_path / "nodes"
     NodeMemory(path).write(["one", "two", "of another cluster"])
-
-    async def scene() -> None:
-        here = fleet_at(ALWAYS, join_s_max=60.0, memory=path)
-        backend = here.backend
-        opening = asyncio.create_task(backend.open())
-        await port_of(backend)
-        found = await returned(here, 4)
-        found.send(WorkersKept((kept(4),)))
-        await asyncio.sleep(0.05)
-        assert not here.ear.events, "the core hears of it when it begins"
-        await opening
-        assert nodes(here)[0].kept == (kept(4),)
-        assert here.lost() == [("two", "its agent has not connected")]
-        await here.join("two")
-        await here.ear.hear(NodeReady, count=2)
-        found.records.close()
-        await until(lambda: len(here.lost()) == 2)
-        for each in here.agents:
-            each.records.close()
-        await backend.close()
-
-    play(scene)
+    here = fleet_at(ALWAYS, join_s_max=60.0, memory=path)
+    backend = here.backend
+    opening = asyncio.create_task(backend.open())
+    await port_of(backend)
+    found = await returned(here, 4)
+    found.send(WorkersKept((kept(4),)))
+    await asyncio.sleep(0.05)
+    assert not here.ear.events, "the core hears of it when it begins"
+    await opening
+    assert nodes(here)[0].kept == (kept(4),)
+    assert here.lost() == [("two", "its agent has not connected")]
+    await here.join("two")
+    await here.ear.hear(NodeReady, count=2)
+    found.records.close()
+    await until(lambda: len(here.lost()) == 2)
+    for each in here.agents:
+        each.records.close()
+    await backend.close()
 
 
-def test_a_server_without_a_predecessor_needs_all_its_nodes(tmp_path: Path) -> None:
-    async def scene() -> None:
-        backend = fleet_at(ALWAYS, join_s_max=0.1, memory=tmp_path / "nodes").backend
-        with pytest.raises(MachineError, match="no agent of one, two has connected"):
-            await backend.open()
-        await backend.close()
-        assert not (tmp_path / "nodes").exists()
-
-    play(scene)
+async def test_a_server_without_a_predecessor_needs_all_its_nodes(tmp_path: Path) -> None:
+    backend = fleet_at(ALWAYS, join_s_max=0.1, memory=tmp_path / "nodes").backend
+    with pytest.raises(MachineError, match="no agent of one, two has connected"):
+        await backend.open()
+    await backend.close()
+    assert not (tmp_path / "nodes").exists()
 
 
 def test_a_memory_that_cannot_be_written_is_told_and_does_no_harm(
@@ -333,9 +304,11 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers(folder: Path, *, is_followed: bool = True) -> AsyncIterator[tuple[Servers, Fleet]]:
+async def servers(
+    folder: Path, servables: dict[tuple[str, str], Servable] = SLEEPY, *, is_followed: bool = True
+) -> AsyncIterator[tuple[Servers, Fleet]]:
     made = Servers(folder / "nodes" if is_followed else None)
-    first = await made.next()
+    first = await made.next(servables)
     serving = asyncio.create_task(Agent((HOST, made.port), "one", TOKEN).serve())
     try:
         await first.ear.hear(NodeReady)
@@ -369,93 +342,78 @@ def offered(here: Fleet) -> Sequence[KeptWorker]:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_worker_serves_one_server_after_the_other_with_its_number(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with servers(tmp_path) as (made, first):
-            await started(first, A, B)
-            first.backend.order(ResizeWorker(B, 2.0))
-            await first.ear.hear(WorkerResized)
-            second = await made.next()
-            await second.ear.hear(NodeReady)
-            one, other = offered(second)
-            assert (one, other) == (kept(1), kept(2, cores=2))
-            second.backend.order(adoption(one))
-            second.backend.order(adoption(other))
-            second.backend.run(BatchId(1), B, Run(1, [SMALL]))
-            result = await second.ear.hear(Finished, WorkerLost)
-            assert isinstance(result, Finished)
-            assert result.replica == B
-            second.backend.order(StartWorker(WorkerId(WORKERS_MAX), spec("one")))
-            await second.ear.hear(WorkerReady)
-            second.backend.order(StopWorker(A, ""))
-            assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
-            third = await made.next()
-            await third.ear.hear(NodeReady)
-            assert [each.worker for each in offered(third)] == [B, WORKERS_MAX]
-
-    play(scene)
+async def test_a_worker_serves_one_server_after_the_other_with_its_number(tmp_path: Path) -> None:
+    async with servers(tmp_path) as (made, first):
+        await started(first, A, B)
+        first.backend.order(ResizeWorker(B, 2.0))
+        await first.ear.hear(WorkerResized)
+        second = await made.next()
+        await second.ear.hear(NodeReady)
+        one, other = offered(second)
+        assert (one, other) == (kept(1), kept(2, cores=2))
+        second.backend.order(adoption(one))
+        second.backend.order(adoption(other))
+        second.backend.run(BatchId(1), B, Run(1, [SMALL]))
+        result = await second.ear.hear(Finished, WorkerLost)
+        assert isinstance(result, Finished)
+        assert result.replica == B
+        second.backend.order(StartWorker(WorkerId(WORKERS_MAX), spec("one")))
+        await second.ear.hear(WorkerReady)
+        second.backend.order(StopWorker(A, ""))
+        assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
+        third = await made.next()
+        await third.ear.hear(NodeReady)
+        assert [each.worker for each in offered(third)] == [B, WORKERS_MAX]
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_server_whose_core_has_failed_leaves_its_replicas_to_the_next(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with servers(tmp_path) as (made, first):
-            await started(first, A)
-            await first.backend.leave()
-            await first.backend.close()
-            assert NodeMemory(tmp_path / "nodes").nodes == ["one"]
-            second = await made.next()
-            await second.ear.hear(NodeReady)
-            assert offered(second) == (kept(1),)
-
-    play(scene)
+async def test_a_server_whose_core_has_failed_leaves_its_replicas_to_the_next(tmp_path: Path) -> None:
+    async with servers(tmp_path) as (made, first):
+        await started(first, A)
+        await first.backend.leave()
+        await first.backend.close()
+        assert NodeMemory(tmp_path / "nodes").nodes == ["one"]
+        second = await made.next()
+        await second.ear.hear(NodeReady)
+        assert offered(second) == (kept(1),)
 
 
-def test_a_server_that_nobody_can_follow_leaves_nothing() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.join()
-            await found.hear(AgentSetup)
-            await here.backend.leave()
-            closing = asyncio.create_task(here.backend.close())
-            await found.hear(Close)
-            found.records.close()
-            await closing
-
-    play(scene)
+async def test_a_server_that_nobody_can_follow_leaves_nothing() -> None:
+    async with fleet() as here:
+        found = await here.join()
+        await found.hear(AgentSetup)
+        await here.backend.leave()
+        closing = asyncio.create_task(here.backend.close())
+        await found.hear(Close)
+        found.records.close()
+        await closing
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_when_it_is_over(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with servers(tmp_path) as (made, first):
-            await started(first, A)
-            first.backend.run(BatchId(1), A, Run(1, [SMALL]))
-            second = await made.next()
-            await second.ear.hear(NodeReady)
-            (only,) = offered(second)
-            second.backend.order(adoption(only))
-            if not only.is_ready:  # unless the batch was over before the agent came
-                assert await second.ear.hear(WorkerReady) == WorkerReady(A)
-            second.backend.run(BatchId(1), A, Run(1, [SMALL]))
-            await second.ear.hear(Finished)
-            assert sum(isinstance(event, Finished) for event in second.ear.events) == 1
-
-    play(scene)
+async def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_when_it_is_over(
+    tmp_path: Path,
+) -> None:
+    async with servers(tmp_path) as (made, first):
+        await started(first, A)
+        first.backend.run(BatchId(1), A, Run(1, [SMALL]))
+        second = await made.next()
+        await second.ear.hear(NodeReady)
+        (only,) = offered(second)
+        second.backend.order(adoption(only))
+        if not only.is_ready:  # unless the batch was over before the agent came
+            assert await second.ear.hear(WorkerReady) == WorkerReady(A)
+        second.backend.run(BatchId(1), A, Run(1, [SMALL]))
+        await second.ear.hear(Finished)
+        assert sum(isinstance(event, Finished) for event in second.ear.events) == 1
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
+async def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ABANDON_S_MAX", 3.0)
     endless = {("stage", "echo"): Servable("fake:sleep:60000:0", BYTES)}
-
-    async def scene() -> None:
-        made = Servers(tmp_path / "nodes")
-        first = await made.next(endless)
-        serving = asyncio.create_task(Agent((HOST, made.port), "one", TOKEN).serve())
-        await first.ear.hear(NodeReady)
+    async with servers(tmp_path, endless) as (made, first):
         await started(first, A)
         first.backend.run(BatchId(1), A, Run(1, [SMALL]))
         await asyncio.sleep(0.1)
@@ -465,38 +423,26 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
         assert not only.is_ready
         second.backend.order(adoption(only))
         assert await second.ear.hear(WorkerStopped) == WorkerStopped(A)
-        second.backend.order(ReleaseNode("one"))
-        await asyncio.wait_for(serving, 20)
-        await second.backend.close()
-
-    play(scene)
 
 
 @pytest.mark.usefixtures("_quick")
-def test_no_worker_waits_for_a_server_that_cannot_come(tmp_path: Path) -> None:
+async def test_no_worker_waits_for_a_server_that_cannot_come(tmp_path: Path) -> None:
     """One with a port or a token that nobody can know, as Ray's agents may have."""
-
-    async def scene() -> None:
-        async with servers(tmp_path, is_followed=False) as (made, first):
-            await started(first, A)
-            second = await made.next()
-            await second.ear.hear(NodeReady)
-            assert not offered(second)
-
-    play(scene)
+    async with servers(tmp_path, is_followed=False) as (made, first):
+        await started(first, A)
+        second = await made.next()
+        await second.ear.hear(NodeReady)
+        assert not offered(second)
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_server_with_other_models_gets_an_empty_node(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with servers(tmp_path) as (made, first):
-            await started(first, A)
-            second = await made.next(QUICK)
-            await second.ear.hear(NodeReady)
-            assert not offered(second)
-            await started(second, A)
-
-    play(scene)
+async def test_a_server_with_other_models_gets_an_empty_node(tmp_path: Path) -> None:
+    async with servers(tmp_path) as (made, first):
+        await started(first, A)
+        second = await made.next(QUICK)
+        await second.ear.hear(NodeReady)
+        assert not offered(second)
+        await started(second, A)
 
 
 async def answered(here: Fleet, batch: int, replica: ReplicaId) -> Address:
@@ -554,32 +500,28 @@ def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pyt
 
     gc.collect()
     before = memory_files()
-    play(scene)
+    uvloop.run(scene())
     gc.collect()
     assert memory_files() == before
 
 
-def test_an_agent_that_gives_up_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_gives_up_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(module, "GIVE_UP_S", 0.3)
-
-    async def scene() -> None:
-        made = Servers(tmp_path / "nodes")
-        first = await made.next()
-        agent = Agent((HOST, made.port), "one", TOKEN)
-        serving = asyncio.create_task(agent.serve())
-        await first.ear.hear(NodeReady)
-        await started(first, A)
-        assert agent._session is not None
-        pid = agent._session.node.pid(A)
-        await made.die()
-        assert pid is not None
-        assert is_running(pid)
-        with pytest.raises(MachineError, match="cannot be reached"):
-            await asyncio.wait_for(serving, 20)
-        assert not is_running(pid)
-
-    play(scene)
+    made = Servers(tmp_path / "nodes")
+    first = await made.next()
+    agent = Agent((HOST, made.port), "one", TOKEN)
+    serving = asyncio.create_task(agent.serve())
+    await first.ear.hear(NodeReady)
+    await started(first, A)
+    assert agent._session is not None
+    pid = agent._session.node.pid(A)
+    await made.die()
+    assert pid is not None
+    assert is_running(pid)
+    with pytest.raises(MachineError, match="cannot be reached"):
+        await asyncio.wait_for(serving, 20)
+    assert not is_running(pid)
 
 
 def test_a_worker_is_known_by_the_digest_of_its_model() -> None:
@@ -596,13 +538,10 @@ def test_a_worker_is_known_by_the_digest_of_its_model() -> None:
     assert fingerprint("/state/models/m.onnx-2/files/m.onnx", "2", "written at noon") != first
 
 
-def test_a_block_is_freed_once() -> None:
-    async def scene() -> None:
-        session = module.AgentSession(AgentSetup(4), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
-        with pytest.raises(ProtocolError, match="is free already"):
-            session.acts[Free](Free(Address(4 << 48, 0, 1)))
-        with pytest.raises(ProtocolError, match="was not kept"):
-            session.acts[NodeOrder](NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
-        await session.close()
-
-    play(scene)
+async def test_a_block_is_freed_once() -> None:
+    session = module.AgentSession(AgentSetup(4), lambda _: None, BlockClient(TOKEN), (HOST, 1), usual_cache)
+    with pytest.raises(ProtocolError, match="is free already"):
+        session.acts[Free](Free(Address(4 << 48, 0, 1)))
+    with pytest.raises(ProtocolError, match="was not kept"):
+        session.acts[NodeOrder](NodeOrder(AdoptWorker(WorkerId(3), spec("one"), is_ready=True)))
+    await session.close()

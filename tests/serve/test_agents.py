@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -69,9 +69,9 @@ from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.joining import JoiningNodes, Memory
-from tests.serve.rig import wirings_of
+from tests.serve.rig import until, wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
-from tests.serve.test_network import HOST, TOKEN, certificates, is_closed, proved, tls_of, until
+from tests.serve.test_network import HOST, TOKEN, certificates, is_closed, proved, tls_of
 
 __all__ = ["certificates"]  # a fixture
 pytestmark = pytest.mark.live
@@ -196,65 +196,47 @@ async def fleet(tls: NodeTls | None = None) -> AsyncIterator[Fleet]:
         await asyncio.sleep(0.01)
 
 
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    """Whatever a scene leaves unhandled fails the test."""
-    unhandled: list[dict[str, Any]] = []
+async def test_agents_that_are_told_to_fetch_a_model_form_a_chain() -> None:
+    async with fleet() as here:
+        source = "http://store/model.onnx"
+        fetched, local = (Servable("model.onnx", BYTES, source=each) for each in (source, ""))
+        both = {("stage", "echo"): fetched, ("stage", "local"): local}
+        here.backend.learn(both, {}, threads_prepared=0)
+        first = await here.join("one", endpoint=(HOST, 11))
+        second = await here.join("two", endpoint=(HOST, 22))
+        for agent in (first, second):
+            await agent.hear(AgentSetup)
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        await asyncio.wait_for(scene(), 30)
+        async def peers(agent: FakeAgent, number: int, of: ReplicaSpec, count: int) -> list[Endpoint]:
+            here.backend.order(StartWorker(ReplicaId(number), of))
+            await agent.hear(StartWorker, count)
+            return agent.peers[count - 1]
 
-    uvloop.run(main())
-    assert not unhandled
-
-
-def test_agents_that_are_told_to_fetch_a_model_form_a_chain() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            source = "http://store/model.onnx"
-            fetched, local = (Servable("model.onnx", BYTES, source=each) for each in (source, ""))
-            both = {("stage", "echo"): fetched, ("stage", "local"): local}
-            here.backend.learn(both, {}, threads_prepared=0)
-            first = await here.join("one", endpoint=(HOST, 11))
-            second = await here.join("two", endpoint=(HOST, 22))
-            for agent in (first, second):
-                await agent.hear(AgentSetup)
-
-            async def peers(agent: FakeAgent, number: int, of: ReplicaSpec, count: int) -> list[Endpoint]:
-                here.backend.order(StartWorker(ReplicaId(number), of))
-                await agent.hear(StartWorker, count)
-                return agent.peers[count - 1]
-
-            assert await peers(first, 1, spec("one"), 1) == []
-            assert await peers(second, 2, spec("two"), 1) == [(HOST, 11)]
-            assert await peers(first, 3, spec("one"), 2) == [], "none that waits for this one"
-            assert await peers(second, 4, msgspec.structs.replace(spec("two"), variant="local"), 2) == []
-            first.link.close()
-            await until(lambda: bool(here.lost()))
-            assert await peers(second, 5, spec("two"), 3) == []
-
-    play(scene)
+        assert await peers(first, 1, spec("one"), 1) == []
+        assert await peers(second, 2, spec("two"), 1) == [(HOST, 11)]
+        assert await peers(first, 3, spec("one"), 2) == [], "none that waits for this one"
+        assert await peers(second, 4, msgspec.structs.replace(spec("two"), variant="local"), 2) == []
+        first.link.close()
+        await until(lambda: bool(here.lost()))
+        assert await peers(second, 5, spec("two"), 3) == []
 
 
 # Who joins
 
 
-def test_an_agent_introduces_itself_once() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            first = await here.join()
-            await first.hear(AgentSetup)
-            first.send(hello())
-            await until(lambda: bool(first.ends))
-            assert here.lost() == [("one", "AgentHello is not expected now")]
-            early = await here.connect()
-            early.send(finished())
-            await until(lambda: bool(early.ends))
-            again = await here.join()
-            await again.hear(AgentSetup)
-            assert len(here.lost()) == 1
-
-    play(scene)
+async def test_an_agent_introduces_itself_once() -> None:
+    async with fleet() as here:
+        first = await here.join()
+        await first.hear(AgentSetup)
+        first.send(hello())
+        await until(lambda: bool(first.ends))
+        assert here.lost() == [("one", "AgentHello is not expected now")]
+        early = await here.connect()
+        early.send(finished())
+        await until(lambda: bool(early.ends))
+        again = await here.join()
+        await again.hear(AgentSetup)
+        assert len(here.lost()) == 1
 
 
 @pytest.mark.parametrize(
@@ -269,70 +251,55 @@ def test_an_agent_introduces_itself_once() -> None:
         ({"name": "n" * 100_000, "version": "v" * 100_000}, "it runs sloop vvv"),
     ],
 )
-def test_an_agent_that_cannot_serve_is_sent_away(
+async def test_an_agent_that_cannot_serve_is_sent_away(
     monkeypatch: pytest.MonkeyPatch, others: dict[str, Any], told: str
 ) -> None:
     monkeypatch.setattr(agents, "LEAVE_S_MAX", 0.05)
-
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.join(**others)
-            close = await found.hear(Close)
-            assert told in close.why
-            assert len(close.why) < 1000
-            found.send(Report(WorkerReady(A)))  # it does not go
-            await until(lambda: bool(found.ends))
-            assert not here.ear.events
-
-    play(scene)
+    async with fleet() as here:
+        found = await here.join(**others)
+        close = await found.hear(Close)
+        assert told in close.why
+        assert len(close.why) < 1000
+        found.send(Report(WorkerReady(A)))  # it does not go
+        await until(lambda: bool(found.ends))
+        assert not here.ear.events
 
 
-def test_an_agent_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "HELLO_S_MAX", 0.05)
-
-    async def scene() -> None:
-        async with fleet() as here:
-            silent, other = await here.connect(), await here.join()
-            await until(lambda: bool(silent.ends))
-            await asyncio.sleep(0.1)
-            assert not other.ends
-
-    play(scene)
+    async with fleet() as here:
+        silent, other = await here.connect(), await here.join()
+        await until(lambda: bool(silent.ends))
+        await asyncio.sleep(0.1)
+        assert not other.ends
 
 
-def test_two_agents_of_one_name() -> None:
+async def test_two_agents_of_one_name() -> None:
     """The same process that connects again has the place; another one is sent away, so that two do not take it from
     each other for ever."""
-
-    async def scene() -> None:
-        async with fleet() as here:
-            first = await here.busy()
-            second = await here.join(pid=1)
-            assert "another agent has this name" in (await second.hear(Close)).why
-            third = await here.join(machine="a third machine")
-            assert "another agent has this name" in (await third.hear(Close)).why
-            assert not first.ends
-            first.send(finished())
-            await here.ear.hear(Finished)
-            again = await here.join()
-            await again.hear(AgentSetup)
-            await until(lambda: bool(first.ends))
-            assert here.lost() == [("one", "its agent has connected again")]
-            await here.ear.hear(WorkerLost)
-            assert again.holder != first.holder
-            await here.ear.hear(NodeReady, count=2)
-
-    play(scene)
+    async with fleet() as here:
+        first = await here.busy()
+        second = await here.join(pid=1)
+        assert "another agent has this name" in (await second.hear(Close)).why
+        third = await here.join(machine="a third machine")
+        assert "another agent has this name" in (await third.hear(Close)).why
+        assert not first.ends
+        first.send(finished())
+        await here.ear.hear(Finished)
+        again = await here.join()
+        await again.hear(AgentSetup)
+        await until(lambda: bool(first.ends))
+        assert here.lost() == [("one", "its agent has connected again")]
+        await here.ear.hear(WorkerLost)
+        assert again.holder != first.holder
+        await here.ear.hear(NodeReady, count=2)
 
 
-def test_a_node_whose_agent_was_there_before_it_was_wanted_is_ready_at_once() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            await (await here.join()).hear(AgentSetup)
-            here.backend.order(AcquireNode("one"))
-            await here.ear.hear(NodeReady, count=2)
-
-    play(scene)
+async def test_a_node_whose_agent_was_there_before_it_was_wanted_is_ready_at_once() -> None:
+    async with fleet() as here:
+        await (await here.join()).hear(AgentSetup)
+        here.backend.order(AcquireNode("one"))
+        await here.ear.hear(NodeReady, count=2)
 
 
 # What an agent may not report
@@ -385,89 +352,73 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_lie_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int], Sequence[FromAgent]]) -> None:
-    async def scene() -> None:
+async def test_a_lie_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int], Sequence[FromAgent]]) -> None:
+    async with fleet() as here:
+        liar, other = await here.busy(), await here.busy("two", B, BatchId(6))
+        liar.send(*lie(liar.holder, other.holder))
+        await until(lambda: bool(liar.ends))
+        (lost,) = here.lost()
+        assert lost[0] == "one"
+        assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
+        other.send(finished([block(other.holder), b"y"], replica=B, batch=BatchId(6)))
+        await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
+        assert not other.ends
+
+
+async def test_each_lie_has_a_message_of_its_own() -> None:
+    for lie, says in (("no part is drained", "and is no part"), ("a step that is not reported so", "to be ready")):
         async with fleet() as here:
-            liar, other = await here.busy(), await here.busy("two", B, BatchId(6))
-            liar.send(*lie(liar.holder, other.holder))
-            await until(lambda: bool(liar.ends))
-            (lost,) = here.lost()
-            assert lost[0] == "one"
-            assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
-            other.send(finished([block(other.holder), b"y"], replica=B, batch=BatchId(6)))
-            await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
-            assert not other.ends
-
-    play(scene)
+            liar = await here.busy()
+            liar.send(*LIES[lie](0, 0))
+            await until(partial(bool, liar.ends))
+            ((node, why),) = here.lost()
+            assert node == "one"
+            assert f"replica {A} is said" in why
+            assert says in why
+            assert "report this" in why
 
 
-def test_each_lie_has_a_message_of_its_own() -> None:
-    async def scene() -> None:
-        for lie, says in (("no part is drained", "and is no part"), ("a step that is not reported so", "to be ready")):
-            async with fleet() as here:
-                liar = await here.busy()
-                liar.send(*LIES[lie](0, 0))
-                await until(partial(bool, liar.ends))
-                ((node, why),) = here.lost()
-                assert node == "one"
-                assert f"replica {A} is said" in why
-                assert says in why
-                assert "report this" in why
-
-    play(scene)
-
-
-def test_reports_that_cross_an_order_are_no_lies() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.busy()
-            found.send(Report(WorkerLost(A, "e" * 1_000_000)))
-            lost = await here.ear.hear(WorkerLost)
-            assert isinstance(lost, WorkerLost)
-            assert len(lost.error) <= agents.TEXT_CHARS_MAX
-            found.send(Report(WorkerStopped(A)), Report(WorkerReady(A)), Report(WorkerReady(B)))
-            here.backend.order(StartWorker(B, spec("one")))
-            await found.hear(StartWorker, 2)
-            found.send(Report(WorkerReady(B)))
-            await here.ear.hear(WorkerReady, count=2)
-            assert not found.ends
-
-    play(scene)
+async def test_reports_that_cross_an_order_are_no_lies() -> None:
+    async with fleet() as here:
+        found = await here.busy()
+        found.send(Report(WorkerLost(A, "e" * 1_000_000)))
+        lost = await here.ear.hear(WorkerLost)
+        assert isinstance(lost, WorkerLost)
+        assert len(lost.error) <= agents.TEXT_CHARS_MAX
+        found.send(Report(WorkerStopped(A)), Report(WorkerReady(A)), Report(WorkerReady(B)))
+        here.backend.order(StartWorker(B, spec("one")))
+        await found.hear(StartWorker, 2)
+        found.send(Report(WorkerReady(B)))
+        await here.ear.hear(WorkerReady, count=2)
+        assert not found.ends
 
 
-def test_blocks_may_be_used_again_when_they_were_freed() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.busy()
-            own = block(found.holder)
-            for time in (1, 2):
-                found.send(finished([own, b"y"]))
-                await here.ear.hear(Finished, count=time)
-                here.arenas.free(own)
-                assert await found.hear(Free, time) == Free(own)
-                here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
-            found.records.close()
-            await until(lambda: bool(here.lost()))
-            here.arenas.free(own)  # it has gone with its node
-
-    play(scene)
+async def test_blocks_may_be_used_again_when_they_were_freed() -> None:
+    async with fleet() as here:
+        found = await here.busy()
+        own = block(found.holder)
+        for time in (1, 2):
+            found.send(finished([own, b"y"]))
+            await here.ear.hear(Finished, count=time)
+            here.arenas.free(own)
+            assert await found.hear(Free, time) == Free(own)
+            here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
+        found.records.close()
+        await until(lambda: bool(here.lost()))
+        here.arenas.free(own)  # it has gone with its node
 
 
-def test_a_node_whose_clock_is_wrong() -> None:
+async def test_a_node_whose_clock_is_wrong() -> None:
     """No report says when something was; how long a batch took cannot be longer than since it was ordered."""
-
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.busy()
-            found.send(finished(service_ns=1 << 62))
-            event = await here.ear.hear(Finished)
-            assert isinstance(event, Finished)
-            assert 0 < event.service_ns < 30 * 10**9
-
-    play(scene)
+    async with fleet() as here:
+        found = await here.busy()
+        found.send(finished(service_ns=1 << 62))
+        event = await here.ear.hear(Finished)
+        assert isinstance(event, Finished)
+        assert 0 < event.service_ns < 30 * 10**9
 
 
-def test_frames_and_records_of_chance_end_their_link_only() -> None:
+async def test_frames_and_records_of_chance_end_their_link_only() -> None:
     chance = random.Random(7)
     good = msgspec.msgpack.encode([finished(), Report(WorkerReady(A)), hello()])
     payloads = [chance.randbytes(chance.randrange(200)) for _ in range(40)]
@@ -483,48 +434,40 @@ def test_frames_and_records_of_chance_end_their_link_only() -> None:
         b"\x91\x97\x01\xa2\xff\xfe",
         msgspec.msgpack.encode([{"a": 1}]),
     ]
-
-    async def scene() -> None:
-        async with fleet() as here:
-            witness = await here.busy("two", B, BatchId(6))
-            for payload in payloads:
-                found = await here.join()
-                await until(lambda: bool(found.came))  # noqa: B023  # awaited here
-                found.link.send(FrameKind.RECORDS, payload=[payload])
-                found.link.send(FrameKind.BYTES)  # if that was no mistake, this is one
-                await until(lambda: bool(found.ends))  # noqa: B023  # likewise
-            streams = await asyncio.open_connection(HOST, here.backend.port)
-            await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, network.RECORDS_BYTES_MAX + 1))
-            assert await is_closed(streams)
-            assert not witness.ends
-            witness.send(finished(replica=B, batch=BatchId(6)))
-            await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
-            assert {node for node, _ in here.lost()} == {"one"}
-
-    play(scene)
+    async with fleet() as here:
+        witness = await here.busy("two", B, BatchId(6))
+        for payload in payloads:
+            found = await here.join()
+            await until(lambda: bool(found.came))  # noqa: B023  # awaited here
+            found.link.send(FrameKind.RECORDS, payload=[payload])
+            found.link.send(FrameKind.BYTES)  # if that was no mistake, this is one
+            await until(lambda: bool(found.ends))  # noqa: B023  # likewise
+        streams = await asyncio.open_connection(HOST, here.backend.port)
+        await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, network.RECORDS_BYTES_MAX + 1))
+        assert await is_closed(streams)
+        assert not witness.ends
+        witness.send(finished(replica=B, batch=BatchId(6)))
+        await until(lambda: any(isinstance(each, Finished) and each.replica == B for each in here.ear.events))
+        assert {node for node, _ in here.lost()} == {"one"}
 
 
-def test_an_agent_that_reads_nothing_loses_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_reads_nothing_loses_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "UNSENT_BYTES_MAX", 1 << 20)
     monkeypatch.setattr(network, "SILENT_S", 100.0)
-
-    async def scene() -> None:
-        async with fleet() as here:
-            streams = await asyncio.open_connection(HOST, here.backend.port, limit=1024)
-            payload = msgspec.msgpack.encode([hello()])
-            await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, len(payload)) + payload)
-            await here.ear.hear(NodeReady)
-            here.backend.order(StartWorker(A, spec("one")))
-            for number in range(200):
-                here.backend.run(BatchId(number), A, Run(1, [bytes(1 << 20)]))
-                await asyncio.sleep(0)
-                if here.lost():
-                    break
-            ((node, why),) = here.lost()
-            assert (node, "does not read" in why) == ("one", True)
-            streams[1].close()
-
-    play(scene)
+    async with fleet() as here:
+        streams = await asyncio.open_connection(HOST, here.backend.port, limit=1024)
+        payload = msgspec.msgpack.encode([hello()])
+        await proved(streams, more=pack_head(FrameKind.RECORDS, 0, 0, len(payload)) + payload)
+        await here.ear.hear(NodeReady)
+        here.backend.order(StartWorker(A, spec("one")))
+        for number in range(200):
+            here.backend.run(BatchId(number), A, Run(1, [bytes(1 << 20)]))
+            await asyncio.sleep(0)
+            if here.lost():
+                break
+        ((node, why),) = here.lost()
+        assert (node, "does not read" in why) == ("one", True)
+        streams[1].close()
 
 
 # A real agent
@@ -587,25 +530,20 @@ def test_blocks_travel_to_an_agent_and_back(
 
     gc.collect()
     before = memory_files()
-    play(scene)
+    uvloop.run(scene())
     gc.collect()  # maps have a descriptor too
     assert memory_files() == before, "an agent keeps nothing of a connection that has ended"
 
 
-def test_a_failure_of_a_model_is_passed_on() -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            found = await here.busy()
-            found.send(
-                BatchRaised(BATCH, A, ModelFailure("the model raised KeyError", "KeyError: 7", "trace").encode())
-            )
-            failed = await here.ear.hear(BatchFailed)
-            assert failed == BatchFailed(BATCH, A, "the model raised KeyError", "KeyError: 7")
-
-    play(scene)
+async def test_a_failure_of_a_model_is_passed_on() -> None:
+    async with fleet() as here:
+        found = await here.busy()
+        found.send(BatchRaised(BATCH, A, ModelFailure("the model raised KeyError", "KeyError: 7", "trace").encode()))
+        failed = await here.ear.hear(BatchFailed)
+        assert failed == BatchFailed(BATCH, A, "the model raised KeyError", "KeyError: 7")
 
 
-def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says may be what ends them."""
     monkeypatch.setattr(module, "RETRY_S", 0.5)
     came_s: list[float] = []
@@ -614,83 +552,71 @@ def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: 
         came_s.append(time.monotonic())
         link.attach(lambda _: link.close(), lambda _: None)  # when it has introduced itself
 
-    async def scene() -> None:
-        listener = await NodeListener.listen((HOST, 0), TOKEN, refuse)
-        serving = asyncio.create_task(Agent((HOST, listener.port), "one", TOKEN).serve())
-        await until(lambda: len(came_s) == 2)
-        serving.cancel()
-        await asyncio.wait((serving,))
-        await listener.close()
-        assert came_s[1] - came_s[0] > 0.49
-
-    play(scene)
+    listener = await NodeListener.listen((HOST, 0), TOKEN, refuse)
+    serving = asyncio.create_task(Agent((HOST, listener.port), "one", TOKEN).serve())
+    await until(lambda: len(came_s) == 2)
+    serving.cancel()
+    await asyncio.wait((serving,))
+    await listener.close()
+    assert came_s[1] - came_s[0] > 0.49
 
 
-def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to the deciding process that it meets later."""
     monkeypatch.setattr(spare_workers, "SPARES_AFTER_S", 0.05)
     monkeypatch.setattr(spare_workers, "HUMBLE_S_MAX", 1.0)
+    async with fleet() as here:
 
-    async def scene() -> None:
-        async with fleet() as here:
+        def waiting() -> int:
+            return sum(spares.count for spares in here.backend.spare_processes().values())
 
-            def waiting() -> int:
-                return sum(spares.count for spares in here.backend.spare_processes().values())
-
-            agent = Agent((HOST, here.backend.port), "one", TOKEN, spares_max=1)
-            serving = asyncio.create_task(agent.serve())
-            try:
-                await until(lambda: waiting() == 1)
-                assert here.backend.spare_processes()["one"].memory_bytes > 0
-                first = here.backend._agents["one"]
-                first.records.close()
-                await until(lambda: here.backend._agents.get("one", first) is not first)
-                await until(lambda: waiting() == 1)
-            finally:
-                serving.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
-
-    play(scene)
+        agent = Agent((HOST, here.backend.port), "one", TOKEN, spares_max=1)
+        serving = asyncio.create_task(agent.serve())
+        try:
+            await until(lambda: waiting() == 1)
+            assert here.backend.spare_processes()["one"].memory_bytes > 0
+            first = here.backend._agents["one"]
+            first.records.close()
+            await until(lambda: here.backend._agents.get("one", first) is not first)
+            await until(lambda: waiting() == 1)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
 
-def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
-    async def scene() -> None:
-        sent: list[FromAgent] = []
-        session = module.AgentSession(AgentSetup(4), sent.append, BlockClient(TOKEN), (HOST, 1), usual_cache)
-        session.acts[Holders](Holders({}, {9: (HOST, 1)}))
-        session.acts[NodeOrder](NodeOrder(StopWorker(A, "")))
-        session.acts[RunBatch](RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
-        await asyncio.sleep(0.05)
-        assert sent == [Report(WorkerStopped(A))], "no batch of it can be lost any more"
-        await session.close()
-
-    play(scene)
+async def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
+    sent: list[FromAgent] = []
+    session = module.AgentSession(AgentSetup(4), sent.append, BlockClient(TOKEN), (HOST, 1), usual_cache)
+    session.acts[Holders](Holders({}, {9: (HOST, 1)}))
+    session.acts[NodeOrder](NodeOrder(StopWorker(A, "")))
+    session.acts[RunBatch](RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
+    await asyncio.sleep(0.05)
+    assert sent == [Report(WorkerStopped(A))], "no batch of it can be lost any more"
+    await session.close()
 
 
-def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_ends_while_it_is_offered_is_lost_when_it_is_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(LiveNode, "_launch", lambda self, worker: self._report(WorkerReady(worker.number)))
-
-    async def scene() -> None:
-        sent: list[FromAgent] = []
-        blocks = BlockClient(TOKEN)
-        session = module.AgentSession(AgentSetup(4), sent.append, blocks, (HOST, 1), usual_cache)
-        teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
-        session.acts[LearnStages](teach)
+    sent: list[FromAgent] = []
+    blocks = BlockClient(TOKEN)
+    session = module.AgentSession(AgentSetup(4), sent.append, blocks, (HOST, 1), usual_cache)
+    teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
+    session.acts[LearnStages](teach)
+    session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
+    session.detach()
+    session.resume(AgentSetup(5, "another", (A,)), sent.append, blocks)
+    (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
+    assert [each.worker for each in kept] == [A]
+    session.node._give_up(session.node.workers[A], "it died")
+    with pytest.raises(ProtocolError, match="is to be started, but exists already"):
         session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
-        session.detach()
-        session.resume(AgentSetup(5, "another", (A,)), sent.append, blocks)
-        (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
-        assert [each.worker for each in kept] == [A]
-        session.node._give_up(session.node.workers[A], "it died")
-        with pytest.raises(ProtocolError, match="is to be started, but exists already"):
-            session.acts[NodeOrder](NodeOrder(StartWorker(A, spec("one"))))
-        session.acts[NodeOrder](NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
-        assert sent[-1] == Report(WorkerLost(A, "it died"))
-        session.acts[NodeOrder](NodeOrder(ResizeWorker(A, 2)))
-        assert not session.node.workers
-        await session.close()
-
-    play(scene)
+    session.acts[NodeOrder](NodeOrder(AdoptWorker(A, spec("one"), is_ready=True)))
+    assert sent[-1] == Report(WorkerLost(A, "it died"))
+    session.acts[NodeOrder](NodeOrder(ResizeWorker(A, 2)))
+    assert not session.node.workers
+    await session.close()
 
 
 @pytest.mark.parametrize("files", [[], ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"]])
@@ -716,12 +642,9 @@ def test_an_agent_that_ray_starts_gets_its_files_and_any_token(
     assert (others["host"], others["tls"]) == ("10.0.0.2", NodeTls(*map(Path, files)) if files else None)
 
 
-def test_ray_passes_files_and_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        nodes = RayNodes("", NodeTls(Path("/n/cert.pem"), Path("/n/key.pem"), Path("/n/ca.pem")))
-        sent: list[object] = []
-        monkeypatch.setattr(nodes, "_send", sent.append)
-        nodes.want(NODES[:1], (HOST, 9), b"\xff" * 32)
-        assert sent == [Want(NODES[:1], (HOST, 9), b"\xff" * 32, ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"])]
-
-    play(scene)
+async def test_ray_passes_files_and_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = RayNodes("", NodeTls(Path("/n/cert.pem"), Path("/n/key.pem"), Path("/n/ca.pem")))
+    sent: list[object] = []
+    monkeypatch.setattr(nodes, "_send", sent.append)
+    nodes.want(NODES[:1], (HOST, 9), b"\xff" * 32)
+    assert sent == [Want(NODES[:1], (HOST, 9), b"\xff" * 32, ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"])]

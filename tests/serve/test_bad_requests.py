@@ -116,28 +116,24 @@ def check_replay(live: Live, setup: Setup) -> None:
         ("thing", "the model's outputs are not those that it declares", "'x' as object["),
     ],
 )
-def test_a_bad_request_fails_alone_and_the_worker_goes_on(
+async def test_a_bad_request_fails_alone_and_the_worker_goes_on(
     word: str, why: str, logged: str, model: Servable, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup = setup_of()
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(WorkerReady)
-            [pid] = live.pids()
-            ask(live, *["fine"] * 11, word, *["fine"] * 8)
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.FAILED: 1}
-            [failed] = [ended for ended in results(live) if ended.outcome is Outcome.FAILED]
-            assert why in failed.why
-            assert failed.why.endswith("request id 12")
-            assert "stage.py" not in failed.why
-            assert live.pids() == [pid], "the worker lives"
-            tries = [batch for _, batch in live.log if isinstance(batch, StartBatch) and 12 in batch.requests]
-            assert [len(batch.requests) for batch in tries] == [8, 4, 2, 1]
-            check_replay(live, setup)
-
-    uvloop.run(main())
+    async with serving(setup, model) as live:
+        await live.until(WorkerReady)
+        [pid] = live.pids()
+        ask(live, *["fine"] * 11, word, *["fine"] * 8)
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.FAILED: 1}
+        [failed] = [ended for ended in results(live) if ended.outcome is Outcome.FAILED]
+        assert why in failed.why
+        assert failed.why.endswith("request id 12")
+        assert "stage.py" not in failed.why
+        assert live.pids() == [pid], "the worker lives"
+        tries = [batch for _, batch in live.log if isinstance(batch, StartBatch) and 12 in batch.requests]
+        assert [len(batch.requests) for batch in tries] == [8, 4, 2, 1]
+        check_replay(live, setup)
     assert any("request 12 failed at stage 'only'" in record.getMessage() for record in caplog.records)
     assert any(logged in record.getMessage() for record in caplog.records)
 
@@ -173,97 +169,82 @@ def test_a_stage_refuses_a_request_and_has_not_failed(model: Servable, caplog: p
     assert not caplog.records, "what clients do wrong does not fill the log"
 
 
-def test_a_traceback_is_in_the_log_once_and_every_failed_request_on_a_line(
+async def test_a_traceback_is_in_the_log_once_and_every_failed_request_on_a_line(
     model: Servable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with serving(setup_of(), model) as live:
-            await live.until(WorkerReady)
-            ask(live, *["fine", "bad"] * 4)
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 4}
-
-    uvloop.run(main())
+    async with serving(setup_of(), model) as live:
+        await live.until(WorkerReady)
+        ask(live, *["fine", "bad"] * 4)
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 4}
     lines = [record.getMessage() for record in caplog.records if "failed at stage" in record.getMessage()]
     assert sum("Traceback" in line for line in lines) == 1
     assert 'raise ValueError("the word is' in "".join(lines), "the line of the user's file"
     assert [id for id in range(1, 9) if any(line.startswith(f"request {id} failed") for line in lines)] == [2, 4, 6, 8]
 
 
-def test_a_request_that_kills_workers_is_found_out_and_the_others_are_served(model: Servable) -> None:
+async def test_a_request_that_kills_workers_is_found_out_and_the_others_are_served(model: Servable) -> None:
     setup = setup_of()
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(WorkerReady)
-            ask(live, "fine", "fine", "die", "fine", "die", "fine")
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 2}
-            for failed in (ended for ended in results(live) if ended.outcome is Outcome.FAILED):
-                assert "2 replicas were lost while they ran it, the last one with nothing else" in failed.why
-                assert "its process exited with 7" in failed.why
-            assert sum(isinstance(record, WorkerLost) for _, record in live.log) == 3
-            notes = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
-            assert all(note.endswith("a replacement starts at once") for note in notes), "nobody waits for a back-off"
-            check_replay(live, setup)
-
-    uvloop.run(main())
+    async with serving(setup, model) as live:
+        await live.until(WorkerReady)
+        ask(live, "fine", "fine", "die", "fine", "die", "fine")
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 4, Outcome.FAILED: 2}
+        for failed in (ended for ended in results(live) if ended.outcome is Outcome.FAILED):
+            assert "2 replicas were lost while they ran it, the last one with nothing else" in failed.why
+            assert "its process exited with 7" in failed.why
+        assert sum(isinstance(record, WorkerLost) for _, record in live.log) == 3
+        notes = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
+        assert all(note.endswith("a replacement starts at once") for note in notes), "nobody waits for a back-off"
+        check_replay(live, setup)
 
 
-def test_a_request_in_a_hanging_worker_ends_at_its_deadline_and_those_behind_it_go_elsewhere(model: Servable) -> None:
+async def test_a_request_in_a_hanging_worker_ends_at_its_deadline_and_those_behind_it_go_elsewhere(
+    model: Servable,
+) -> None:
     setup = setup_of(replicas=2, slo_ms=1_200)
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(WorkerReady, 2)
-            ask(live, "hang")
-            await asyncio.sleep(0.05)
-            ask(live, *["fine"] * 20)
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 20, Outcome.DROPPED: 1}
-            assert "its batch has run for" in results(live)[0].why
-            [(ended_ns, _)] = [(at_ns, end) for at_ns, end in live.log if isinstance(end, End) and end.request == 1]
-            [(began_ns, _)] = [
-                (at_ns, each) for at_ns, each in live.log if isinstance(each, StartBatch) and 1 in each.requests
-            ]
-            assert ended_ns - began_ns < 5e9, "not after the response timeout, which is 30 s"
-            check_replay(live, setup)
-
-    uvloop.run(main())
+    async with serving(setup, model) as live:
+        await live.until(WorkerReady, 2)
+        ask(live, "hang")
+        await asyncio.sleep(0.05)
+        ask(live, *["fine"] * 20)
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 20, Outcome.DROPPED: 1}
+        assert "its batch has run for" in results(live)[0].why
+        [(ended_ns, _)] = [(at_ns, end) for at_ns, end in live.log if isinstance(end, End) and end.request == 1]
+        [(began_ns, _)] = [
+            (at_ns, each) for at_ns, each in live.log if isinstance(each, StartBatch) and 1 in each.requests
+        ]
+        assert ended_ns - began_ns < 5e9, "not after the response timeout, which is 30 s"
+        check_replay(live, setup)
 
 
-def test_a_worker_that_stops_later_is_replaced_long_before_the_default_of_the_response_timeout(model: Servable) -> None:
+async def test_a_worker_that_stops_later_is_replaced_long_before_the_default_of_the_response_timeout(
+    model: Servable,
+) -> None:
     setup = setup_of(slo_ms=60_000)
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(WorkerReady)
-            for _ in range(2):
-                ask(live, "fine")
-                await live.all_answered()
-            os.kill(live.pids()[0], signal.SIGSTOP)
-            ask(live, "fine", "fine")
+    async with serving(setup, model) as live:
+        await live.until(WorkerReady)
+        for _ in range(2):
+            ask(live, "fine")
             await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 4}
-            (note,) = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
-            assert note.startswith("it hangs: its batch has run for ")
-            silences = [record.silent_ns for _, record in live.log if isinstance(record, BatchSilent)]
-            assert silences[-1] < s(30)
-            check_replay(live, setup)
+        os.kill(live.pids()[0], signal.SIGSTOP)
+        ask(live, "fine", "fine")
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 4}
+        (note,) = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
+        assert note.startswith("it hangs: its batch has run for ")
+        silences = [record.silent_ns for _, record in live.log if isinstance(record, BatchSilent)]
+        assert silences[-1] < s(30)
+        check_replay(live, setup)
 
-    uvloop.run(main())
 
-
-def test_a_stopped_worker_is_replaced_after_the_response_timeout_and_its_request_served(model: Servable) -> None:
+async def test_a_stopped_worker_is_replaced_after_the_response_timeout_and_its_request_served(model: Servable) -> None:
     setup = setup_of(response_timeout_s=1)
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(WorkerReady)
-            os.kill(live.pids()[0], signal.SIGSTOP)
-            ask(live, "fine", "fine")
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 2}
-            check_replay(live, setup)
-
-    uvloop.run(main())
+    async with serving(setup, model) as live:
+        await live.until(WorkerReady)
+        os.kill(live.pids()[0], signal.SIGSTOP)
+        ask(live, "fine", "fine")
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 2}
+        check_replay(live, setup)

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from sloop.actions import ResizeWorker
 from sloop.errors import InputError
@@ -43,6 +42,7 @@ from sloop.serve.runtimes import FileRuntime, check_offer
 from sloop.serve.weights.folder import FILES, USED, locked_file
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Canary
+from tests.onnx_graphs import onnx_model
 from tests.serve.edge.fakes import LoopThread
 from tests.serve.test_server import Running
 
@@ -51,11 +51,11 @@ X = np.zeros((1, 4), np.float32)
 
 def adding(path: Path, value: float, *, rows: int | str = "rows", data: tuple[str, ...] = (), width: int = 4) -> Path:
     """y = x + value / 2 + value / 2, with both weights in other files if there are names for them."""
-    weights = [numpy_helper.from_array(np.full(width, value / 2, np.float32), name) for name in "ab"]
-    nodes = [helper.make_node("Add", ["x", "a"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
-    ports = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, width])] for name in "xy"]
+    halves = dict.fromkeys("ab", np.full(width, value / 2, np.float32))
+    graph = f"(float[{rows}, {width}] x) => (float[{rows}, {width}] y) {{ h = Add(x, a) y = Add(h, b) }}"
+    made = onnx_model(graph, halves)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for weight, name in zip(weights, data * (2 // len(data)) if data else (), strict=False):
+    for weight, name in zip(made.graph.initializer, data * (2 // len(data)) if data else (), strict=False):
         file = path.parent / name
         file.parent.mkdir(parents=True, exist_ok=True)
         before = file.read_bytes() if len(data) == 1 and weight.name == "b" else b""
@@ -64,10 +64,7 @@ def adding(path: Path, value: float, *, rows: int | str = "rows", data: tuple[st
         weight.external_data.extend(onnx.StringStringEntryProto(key=key, value=text) for key, text in given.items())
         weight.ClearField("raw_data")
         weight.data_location = TensorProto.EXTERNAL
-    graph = helper.make_graph(nodes, "adding", ports[0], ports[1], weights)
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
-    )
+    path.write_bytes(made.SerializeToString())
     return path
 
 
@@ -579,13 +576,6 @@ def test_versions_keep_their_copies(tmp_path: Path, files: VersionFiles) -> None
 # In a running server
 
 
-@pytest.fixture(scope="module")
-def thread() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
-
-
 def application(model: Path, *, cores: float = 1) -> dict[str, object]:
     profile = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.1, "gamma": 1}, "max_batch": 4, "max_cores": 4}
     stage = {"name": "only", "model": str(model), "profile": profile}
@@ -593,14 +583,8 @@ def application(model: Path, *, cores: float = 1) -> dict[str, object]:
     return {"name": "adds", "slo_ms": 5000, "stages": [stage], "system": system}
 
 
-@contextmanager
-def serving(thread: LoopThread, folder: Path, model: Path) -> Iterator[Running]:
-    running = Running(thread, folder, application(model))
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        running.close()
+def serving(thread: LoopThread, folder: Path, model: Path) -> Running:
+    return Running(thread, folder, application(model))
 
 
 def answer_of(running: Running, version: str = "") -> tuple[str, float]:

@@ -86,13 +86,6 @@ def file_of(folder: Path, described: dict[str, object]) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def thread() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
-
-
 @pytest.fixture(autouse=True)
 def _checked_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions are checked in a thread, which spares each check the start of a process; not in tests that ask for
@@ -111,12 +104,8 @@ def serving(
     thread: LoopThread, folder: Path, *described: dict[str, object], spare_workers: int = 0
 ) -> Iterator[Running]:
     """A running server whose log replays when it has stopped."""
-    running = Running(thread, folder, *described, limits={"spare_workers": spare_workers})
-    try:
-        running.wait_until_ready()
+    with Running(thread, folder, *described, limits={"spare_workers": spare_workers}) as running:
         yield running
-    finally:
-        running.close()
     assert running.server.driver.crash is None
     assert_replays(folder)
 
@@ -554,7 +543,6 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
     keys = tmp_path / "keys"
     keys.write_text("phone other\nboss secret admin\n")
     settings = {"api_key_file": keys, "repository": repository}
-    running = Running(thread, tmp_path / "state", named("demo", model), settings=settings)
     key, other = {"x-api-key": "secret"}, {"x-api-key": "other"}
 
     def ask(path: str, method: str = "POST", body: object = None) -> Any:
@@ -565,8 +553,7 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
         _, found = ask("/v2/repository/index", body=body)
         return {each["name"]: each["state"] for each in found}
 
-    try:
-        running.wait_until_ready()
+    with Running(thread, tmp_path / "state", named("demo", model), settings=settings) as running:
         assert "model_repository" in ask("/v2", "GET")[1]["extensions"]
         assert index() == {"demo": "READY", "words": "UNAVAILABLE", "wrong": "UNAVAILABLE"}
         assert running.ask("POST", "/v2/repository/models/words/load")[0] == 401
@@ -590,11 +577,9 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
         thread.look(running.server.insight.withdraw)
         assert ask("/v2/repository/models/words/load") == (200, {}), "it was told to stop, and serves on for a while"
         assert ask("/v2/models/words/ready", "GET")[0] == 503
-    finally:
-        running.close()
 
 
-def test_orders_that_go_on_when_the_server_ends_are_answered(tmp_path: Path) -> None:
+async def test_orders_that_go_on_when_the_server_ends_are_answered(tmp_path: Path) -> None:
     (tmp_path / "words.yaml").touch()
     answers: list[bytes] = []
 
@@ -602,13 +587,10 @@ def test_orders_that_go_on_when_the_server_ends_are_answered(tmp_path: Path) -> 
         async def handle(self, order: object, tell: object) -> None:
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        repository = ModelRepository(cast("Deployer", Slow()), tmp_path)
-        repository.change("words", True, answers.append)
-        await asyncio.sleep(0)
-        await repository.close()
-
-    asyncio.run(main())
+    repository = ModelRepository(cast("Deployer", Slow()), tmp_path)
+    repository.change("words", True, answers.append)
+    await asyncio.sleep(0)
+    await repository.close()
     (answer,) = map(json.loads, answers)
     assert tuple(answer[:2]) == (503, "dropped: the server is shutting down")
 

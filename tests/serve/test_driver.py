@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
@@ -205,8 +206,8 @@ class Script:
         return yielded
 
 
-def play(
-    scene: Callable[[Driver, Notes, Script], Awaitable[None]],
+@asynccontextmanager
+async def driven(
     answer: Callable[[Event], list[Action]] = lambda _: [],
     *,
     wiring: Wiring = ONE,
@@ -217,24 +218,19 @@ def play(
     freed: list[Address] | None = None,
     backend: Notes | None = None,
     explains: Explains | None = None,
-) -> None:
-    orders = backend or Notes()
-
-    async def main() -> None:
-        core = Script(answer, wake_ns)
-        recorders = [] if log is None else [log]
-        versions = [ServedVersion("app", "app", "1", ms(200), wiring), *others]
-        free = [] if freed is None else freed
-        driver = Driver(
-            *(core, orders, versions),
-            planner=planner or Plans(),
-            explains=explains,
-            recorders=recorders,
-            free=free.append,
-        )
-        await scene(driver, orders, core)
-
-    asyncio.run(main())
+) -> AsyncIterator[tuple[Driver, Notes, Script]]:
+    """A driver, its backend and its core."""
+    orders, core = backend or Notes(), Script(answer, wake_ns)
+    versions = [ServedVersion("app", "app", "1", ms(200), wiring), *others]
+    free = [] if freed is None else freed
+    driver = Driver(
+        *(core, orders, versions),
+        planner=planner or Plans(),
+        explains=explains,
+        recorders=[] if log is None else [log],
+        free=free.append,
+    )
+    yield driver, orders, core
 
 
 def finish_at_once(event: Event) -> list[Action]:
@@ -246,10 +242,9 @@ def finish_at_once(event: Event) -> list[Action]:
     return []
 
 
-def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
+async def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
     log = MemoryLog()
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(finish_at_once, log=log) as (driver, backend, core):
         edge = Waiting()
         first = submit(driver, edge, b"in", elapsed_ns=ms(5), began_ns=time.monotonic_ns() - ms(2))
         await turn()
@@ -267,14 +262,12 @@ def test_a_request_is_run_and_answered_with_the_models_outputs() -> None:
         assert [type(record) for _, record in log] == kinds
         assert log.records[0][0] >= request.arrived_ns + ms(2)
 
-    play(scene, finish_at_once, log=log)
 
-
-def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_may_mix_them() -> None:
+async def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_may_mix_them() -> None:
     def joining(obstacle: str) -> dict[tuple[str, str], VariantJoining]:
         return {("a", "v"): VariantJoining("a", "v", obstacle, "")}
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven() as (driver, backend, core):
         edge = Waiting()
         submit(driver, edge, b"1")
         submit(driver, edge, b"2", rows=3, size=8, shape=(2, 4), request_id="mine")
@@ -294,10 +287,8 @@ def test_the_core_is_told_of_rows_and_their_size_and_of_one_row_where_a_model_ma
         assert found[4:7] == [(1, 0, ()), (1, 24, ()), (1, 1, ())], "sizes are told when there are several"
         assert found[7:] == [(3, 0, ()), (1, 3, ())]
 
-    play(scene)
 
-
-def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
+async def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
     def answer(event: Event) -> list[Action]:
         match event:
             case Request():
@@ -308,7 +299,7 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
                 return [End(RequestId(1), Outcome.LATE, "late")]
         return []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer, wiring=TWO) as (driver, backend, _):
         edge = Waiting()
         submit(driver, edge, b"1", slo_ns=ms(1))
         await turn()
@@ -320,26 +311,21 @@ def test_outputs_of_a_stage_are_the_inputs_of_the_next() -> None:
         await turn()
         assert edge.ended == [RequestEnded(1, Outcome.LATE, "1", [b"3"], "late")]
 
-    play(scene, answer, wiring=TWO)
 
-
-def test_events_from_within_an_order_wait_their_turn() -> None:
+async def test_events_from_within_an_order_wait_their_turn() -> None:
     def answer(event: Event) -> list[Action]:
         return [StartWorker(R, SPEC), ResizeWorker(R, 2), StopWorker(R, "done")] if isinstance(event, Woke) else []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer) as (driver, backend, core):
         driver.start()
         await turn()
         assert [type(order) for order in backend.orders] == [StartWorker, ResizeWorker, StopWorker]
         assert core.events == [WOKE, WorkerProgressed(R, "spawning")]
 
-    play(scene, answer)
 
-
-def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> None:
+async def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> None:
     log = MemoryLog()
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(log=log) as (driver, _, core):
         for size in (3, 1, 2):
             for _ in range(size):
                 submit(driver, Waiting(), b"in", application="app")
@@ -348,25 +334,21 @@ def test_what_one_turn_brings_is_told_together_at_an_instant_of_its_own() -> Non
         instants = [now_ns for now_ns, record in log if isinstance(record, Request)]
         assert instants[0] == instants[2] < instants[3] < instants[4] == instants[5]
 
-    play(scene, log=log)
 
-
-def test_a_rejection_is_answered_without_outputs() -> None:
+async def test_a_rejection_is_answered_without_outputs() -> None:
     def answer(event: Event) -> list[Action]:
         return [End(event.id, Outcome.REJECTED, "full", s(2))] if isinstance(event, Request) else []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer) as (driver, _, _):
         edge = Waiting()
         submit(driver, edge, b"")
         assert not edge.ended, "answered from within"
         await turn()
         assert edge.ended == [RequestEnded(1, Outcome.REJECTED, "1", [], "full", s(2))]
 
-    play(scene, answer)
 
-
-def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
+    async with driven(finish_at_once) as (driver, _, core):
         edge = Waiting()
         request = submit(driver, edge, b"in")
         driver.cancel(request)
@@ -379,11 +361,9 @@ def test_after_cancel_nothing_is_told_though_the_batch_goes_on() -> None:
         assert driver.open_requests == 0
         driver.cancel(request)
 
-    play(scene, finish_at_once)
 
-
-def test_the_core_is_woken_when_it_wishes_not_before() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_the_core_is_woken_when_it_wishes_not_before() -> None:
+    async with driven() as (driver, _, core):
         woken = asyncio.Event()
 
         def answer(event: Event) -> list[Action]:
@@ -405,11 +385,9 @@ def test_the_core_is_woken_when_it_wishes_not_before() -> None:
         await asyncio.wait_for(woken.wait(), 5)
         assert len(core.events) == 4
 
-    play(scene)
 
-
-def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() -> None:
+    async with driven(finish_at_once) as (driver, backend, core):
         edge = Waiting()
         for content in (b"quick", b"stuck"):
             submit(driver, edge, content)
@@ -427,10 +405,8 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
         submit(driver, edge, b"")
         assert [(end.outcome, end.retry_after_ns) for end in edge.ended[2:]] == [(Outcome.REJECTED, s(1))]
 
-    play(scene, finish_at_once)
 
-
-def test_requests_of_the_very_turn_in_which_a_drained_server_stops_are_rejected() -> None:
+async def test_requests_of_the_very_turn_in_which_a_drained_server_stops_are_rejected() -> None:
     is_draining = False
 
     def answer(event: Event) -> list[Action]:
@@ -440,7 +416,7 @@ def test_requests_of_the_very_turn_in_which_a_drained_server_stops_are_rejected(
             return [End(event.id, Outcome.REJECTED, "draining")]
         return finish_at_once(event)
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer) as (driver, _, _):
         edge = Waiting()
 
         async def delivered() -> None:
@@ -453,11 +429,10 @@ def test_requests_of_the_very_turn_in_which_a_drained_server_stops_are_rejected(
         await draining
         assert [end.outcome for end in edge.ended] == [Outcome.SERVED, Outcome.REJECTED]
 
-    play(scene, answer)
 
+async def test_replicas_are_stopped_when_edges_have_the_answers_that_are_on_their_nodes() -> None:
+    async with driven(finish_at_once) as (driver, backend, _):
 
-def test_replicas_are_stopped_when_edges_have_the_answers_that_are_on_their_nodes() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         async def delivered() -> None:
             backend.orders.append(("delivered",))
 
@@ -470,13 +445,10 @@ def test_replicas_are_stopped_when_edges_have_the_answers_that_are_on_their_node
         assert [end.outcome for end in edge.ended] == [Outcome.SERVED]
         assert backend.orders[-2:] == [("delivered",), ("close",)]
 
-    play(scene, finish_at_once)
 
-
-def test_requests_whose_deadline_passes_before_the_core_begins_are_rejected_then() -> None:
+async def test_requests_whose_deadline_passes_before_the_core_begins_are_rejected_then() -> None:
     freed: list[Address] = []
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(finish_at_once, freed=freed) as (driver, _, core):
         edge = Waiting()
         driver.wait()
         submit(driver, edge, address(1), slo_ns=ms(1))
@@ -499,15 +471,13 @@ def test_requests_whose_deadline_passes_before_the_core_begins_are_rejected_then
         assert [end.number for end in edge.ended] == [1, left]
         assert not edge.requests.keys() - {gone}
 
-    play(scene, finish_at_once, freed=freed)
 
-
-def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     def answer(event: Event) -> list[Action]:
         assert not isinstance(event, WorkerLost), "a bug"
         return []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer) as (driver, _, _):
         edge = Waiting()
         for _ in range(2):
             submit(driver, edge, b"")
@@ -518,8 +488,6 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
         assert "a bug" in edge.ended[2].why
         assert isinstance(driver.crash, AssertionError)
         await driver.drain(1)
-
-    play(scene, answer)
     assert "the core failed" in caplog.text
 
 
@@ -556,7 +524,7 @@ STOPS: Final = (StartBatch(BatchId(1), R, "a", (RequestId(1),)), StartWorker(R, 
         ((Evict,), Evict("n", ModelWeights("m", 1)), [], []),
     ],
 )
-def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
+async def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
     caplog: pytest.LogCaptureFixture,
     orders: Sequence[type],
     action: Action,
@@ -564,8 +532,11 @@ def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
     stops: Sequence[WorkerId],
 ) -> None:
     backend = Buggy(*orders)
-
-    async def scene(driver: Driver, notes: Notes, core: Script) -> None:
+    async with driven(lambda event: [action] if isinstance(event, Request) else [], backend=backend) as (
+        driver,
+        _,
+        core,
+    ):
         edge = Waiting()
         for _ in range(5):
             submit(driver, edge, b"")
@@ -576,8 +547,6 @@ def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
         stopped = [order for order in backend.orders if isinstance(order, StopWorker)]
         assert [order.worker for order in stopped] == [*stops] * 5
         assert all(order.why.startswith("the backend failed on an order") for order in stopped)
-
-    play(scene, lambda event: [action] if isinstance(event, Request) else [], backend=backend)
     told = [record for record in caplog.records if "the backend failed on the order" in record.getMessage()]
     about = [record for record in told if type(action).__name__ in record.getMessage()]
     assert 1 <= len(about) <= 2, "not five times the same"
@@ -599,10 +568,13 @@ class Told:
         return self.error
 
 
-def test_a_dropped_request_is_told_that_nothing_can_start_and_when_it_is_tried() -> None:
+async def test_a_dropped_request_is_told_that_nothing_can_start_and_when_it_is_tried() -> None:
     told = Told()
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    def answer(event: Event) -> list[Action]:
+        return [End(event.id, Outcome.DROPPED, "too late", 0, "a")] if isinstance(event, Request) else []
+
+    async with driven(answer, explains=told) as (driver, _, _):
         edge = Waiting()
         submit(driver, edge, b"")
         await turn()
@@ -615,19 +587,17 @@ def test_a_dropped_request_is_told_that_nothing_can_start_and_when_it_is_tried()
         ]
         await driver.drain(1)
 
-    def answer(event: Event) -> list[Action]:
-        return [End(event.id, Outcome.DROPPED, "too late", 0, "a")] if isinstance(event, Request) else []
 
-    play(scene, answer, explains=told)
-
-
-def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     told.gap, told.error = ServiceGap("no replica", True, 1), "KeyError: 3"
     lost = Decided("lost", "no file; a replacement starts at once", "a")
     unplanned = Decided("planner", "no new plan: KeyError: 3", application="app")
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(lambda event: [lost, unplanned] if isinstance(event, Woke) else [], explains=told) as (
+        driver,
+        _,
+        _,
+    ):
         for _ in range(4):
             driver.on_event(WOKE)
             await turn()
@@ -643,16 +613,13 @@ def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCapture
             "app: it is planned again, after 4 failed attempts",
         ]
 
-    play(scene, lambda event: [lost, unplanned] if isinstance(event, Woke) else [], explains=told)
 
-
-def test_a_stage_without_room_is_written_with_the_reason_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stage_without_room_is_written_with_the_reason_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """A stage that serves with fewer replicas than planned is in the decisions alone."""
     told = Told()
     told.gap = ServiceGap("no replica", True, 1)
     short = Decided("shortage", "no node has room for a replica of v with 1 core: all cores are taken", "a")
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(lambda event: [short] if isinstance(event, Woke) else [], explains=told) as (driver, _, _):
         driver.on_event(WOKE)
         await turn()
         assert [record.getMessage() for record in caplog.records] == [f"no replica of stage 'a' can start: {short.why}"]
@@ -664,10 +631,8 @@ def test_a_stage_without_room_is_written_with_the_reason_and_its_end(caplog: pyt
         await turn()
         assert [record.getMessage() for record in caplog.records] == ["stage 'a' has a ready replica now"]
 
-    play(scene, lambda event: [short] if isinstance(event, Woke) else [], explains=told)
 
-
-def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: pytest.LogCaptureFixture) -> None:
     """As a canary that died in a loop and was given up."""
     told = Told()
     told.gap, told.error = ServiceGap("no replica", True, 1), "KeyError: 3"
@@ -675,7 +640,10 @@ def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: py
     unplanned = Decided("planner", "no new plan: KeyError: 3", application="app@2")
     retired = Rollout("app", "2", VersionState.RETIRED, 0.0, "it was given up")
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    def answer(event: Event) -> list[Action]:
+        return [lost, unplanned] if isinstance(event, Woke) else [retired]
+
+    async with driven(answer, explains=told) as (driver, _, _):
         driver.add(version_of("app", "2"))
         driver.on_event(WOKE)
         await turn()
@@ -685,13 +653,8 @@ def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: py
         await turn()
         assert len(caplog.records) == 2
 
-    def answer(event: Event) -> list[Action]:
-        return [lost, unplanned] if isinstance(event, Woke) else [retired]
 
-    play(scene, answer, explains=told)
-
-
-def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
         def extend(self, records: Iterable[tuple[int, Record]]) -> None:
             raise MachineError("the disk is full")
@@ -700,7 +663,7 @@ def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.L
         def on_end(self, ended: RequestEnded) -> None:
             raise RuntimeError("oops")
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(finish_at_once, log=Full()) as (driver, _, _):
         edge = Waiting()
         for each in (Broken(), edge):
             request = submit(driver, each, b"in")
@@ -708,13 +671,11 @@ def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.L
             driver.on_finished(Finished(BatchId(request), ReplicaId(request), 7), [b"out"], {})
         await turn()
         assert len(edge.ended) == 1
-
-    play(scene, finish_at_once, log=Full())
     assert "a request could not be answered" in caplog.text
     assert "the disk is full" in caplog.text
 
 
-def test_stages_are_told_what_requests_need_if_that_is_not_all() -> None:
+async def test_stages_are_told_what_requests_need_if_that_is_not_all() -> None:
     """Of one batch, the first request wants the second output, the second one all."""
     model = Signature((PORT,), (Port("y", "UINT8", (-1, -1)), Port("z", "UINT8", (-1, -1))))
     wiring = wire(graph_of({"a": ()}), {("a", "v"): model})
@@ -725,21 +686,26 @@ def test_stages_are_told_what_requests_need_if_that_is_not_all() -> None:
                 return [StartBatch(BatchId(event.id), R, "a", (RequestId(event.id - 1), RequestId(event.id)))]
         return []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer, wiring=wiring) as (driver, backend, _):
         edge = Waiting()
         for outputs in ((1,), (), (), ()):
             submit(driver, edge, b"in", outputs=outputs)
             await turn()
         assert [order.outputs for order in backend.runs] == [((1,), ()), ()]
 
-    play(scene, answer, wiring=wiring)
 
-
-def test_a_visit_is_as_large_as_what_its_stage_reads_of_the_client() -> None:
+async def test_a_visit_is_as_large_as_what_its_stage_reads_of_the_client() -> None:
     other = Signature((Port("y", "UINT8", (-1, -1)), PORT), (Port("z", "UINT8", (-1, -1)),))
     wiring = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): MODEL, ("b", "v"): other})
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    def answer(event: Event) -> list[Action]:
+        return [StartBatch(BatchId(1), R, "a", (RequestId(1), RequestId(2)))] if event.id == 2 else []  # type: ignore[union-attr]
+
+    async with driven(lambda event: answer(event) if isinstance(event, Request) else [], wiring=wiring) as (
+        driver,
+        _,
+        core,
+    ):
         edge = Waiting()
         for size in (9, 2):
             submit(driver, edge, b"in", size=size)
@@ -747,11 +713,6 @@ def test_a_visit_is_as_large_as_what_its_stage_reads_of_the_client() -> None:
         driver.on_finished(Finished(BatchId(1), R, 7, sizes=(((1, 4),), ((1, 4),))), [b"x", b"y"], {})
         await turn()
         assert [event.sizes for event in core.events if isinstance(event, Finished)] == [(((1, 9),), ((1, 4),))]
-
-    def answer(event: Event) -> list[Action]:
-        return [StartBatch(BatchId(1), R, "a", (RequestId(1), RequestId(2)))] if event.id == 2 else []  # type: ignore[union-attr]
-
-    play(scene, lambda event: answer(event) if isinstance(event, Request) else [], wiring=wiring)
 
 
 PARTED = Wiring(
@@ -784,8 +745,8 @@ def chained(event: Event) -> list[Action]:
     return []
 
 
-def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> None:
+    async with driven(chained, wiring=PARTED) as (driver, _, core):
         edge = Waiting()
         for content in (b"1", b"2"):
             submit(driver, edge, content)
@@ -796,11 +757,9 @@ def test_outputs_that_say_nothing_about_an_edge_fail_their_request_alone() -> No
         assert core.events[-1] == finished
         assert edge.ended == [RequestEnded(1, Outcome.FAILED, "1", [], "its outputs decide nothing; request id 1")]
 
-    play(scene, chained, wiring=PARTED)
 
-
-def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_it() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_it() -> None:
+    async with driven(chained, wiring=PARTED) as (driver, backend, _):
         edge = Waiting()
         for content in (b"1", b"2"):
             submit(driver, edge, content)
@@ -817,16 +776,14 @@ def test_a_request_that_lacks_an_input_is_left_out_of_its_batch_and_fails_with_i
             RequestEnded(2, Outcome.FAILED, "1", [], "it needs 'b'; request id 2"),
         ]
 
-    play(scene, chained, wiring=PARTED)
 
-
-def test_a_visit_that_fails_alone_is_a_failed_batch() -> None:
+async def test_a_visit_that_fails_alone_is_a_failed_batch() -> None:
     def alone(event: Event) -> list[Action]:
         if isinstance(event, Request):
             return [StartBatch(BatchId(1), R, "c", (event.id,))]
         return [End(RequestId(1), Outcome.FAILED, event.error)] if isinstance(event, BatchFailed) else []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(alone, wiring=PARTED) as (driver, _, core):
         edge = Waiting()
         submit(driver, edge, b"1")
         await turn()
@@ -834,8 +791,6 @@ def test_a_visit_that_fails_alone_is_a_failed_batch() -> None:
         await turn()
         assert core.events[1:] == [BatchFailed(BatchId(1), R, "it needs 'b'")]
         assert edge.ended == [RequestEnded(1, Outcome.FAILED, "1", [], "it needs 'b'; request id 1")]
-
-    play(scene, alone, wiring=PARTED)
 
 
 # Blocks in shared memory
@@ -845,7 +800,7 @@ def address(number: int) -> Address:
     return Address(1, number, 100)
 
 
-def test_blocks_are_free_when_the_request_has_ended_but_for_those_of_the_answer() -> None:
+async def test_blocks_are_free_when_the_request_has_ended_but_for_those_of_the_answer() -> None:
     def answer(event: Event) -> list[Action]:
         match event:
             case Request():
@@ -857,8 +812,7 @@ def test_blocks_are_free_when_the_request_has_ended_but_for_those_of_the_answer(
         return []
 
     freed: list[Address] = []
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer, wiring=TWO, freed=freed) as (driver, _, _):
         edge = Waiting()
         submit(driver, edge, address(1))
         await turn()
@@ -870,19 +824,16 @@ def test_blocks_are_free_when_the_request_has_ended_but_for_those_of_the_answer(
         assert edge.ended == [RequestEnded(1, Outcome.SERVED, "1", [address(3)])]
         assert freed == [address(1), address(2)]
 
-    play(scene, answer, wiring=TWO, freed=freed)
-
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_a_batch_reads_is_free_when_it_is_over_though_its_request_has_ended_before(is_late: bool) -> None:
+async def test_what_a_batch_reads_is_free_when_it_is_over_though_its_request_has_ended_before(is_late: bool) -> None:
     def answer(event: Event) -> list[Action]:
         if isinstance(event, Request):
             return [StartBatch(BatchId(1), R, "a", (event.id,))]
         return [End(RequestId(1), Outcome.DROPPED, "its deadline has passed")] if isinstance(event, Woke) else []
 
     freed: list[Address] = []
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer, freed=freed) as (driver, _, _):
         submit(driver, Waiting(), address(1))
         await turn()
         driver.on_event(WOKE)
@@ -895,13 +846,10 @@ def test_what_a_batch_reads_is_free_when_it_is_over_though_its_request_has_ended
         await turn()
         assert freed == ([address(2), address(1)] if is_late else [address(1)])
 
-    play(scene, answer, freed=freed)
 
-
-def test_the_answer_to_a_client_that_has_left_is_freed() -> None:
+async def test_the_answer_to_a_client_that_has_left_is_freed() -> None:
     freed: list[Address] = []
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(finish_at_once, freed=freed) as (driver, _, _):
         edge = Waiting()
         request = submit(driver, edge, address(1))
         driver.cancel(request)
@@ -913,10 +861,8 @@ def test_the_answer_to_a_client_that_has_left_is_freed() -> None:
         submit(driver, edge, address(3))
         assert freed[2:] == [address(3)], "it is refused"
 
-    play(scene, finish_at_once, freed=freed)
 
-
-def test_what_a_model_raised_is_in_the_log_with_the_request_and_not_in_its_answer(
+async def test_what_a_model_raised_is_in_the_log_with_the_request_and_not_in_its_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def alone(event: Event) -> list[Action]:
@@ -924,7 +870,7 @@ def test_what_a_model_raised_is_in_the_log_with_the_request_and_not_in_its_answe
             return [StartBatch(BatchId(1), R, "a", (event.id,))]
         return [End(RequestId(1), Outcome.FAILED, event.error)] if isinstance(event, BatchFailed) else []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(alone) as (driver, _, core):
         edge = Waiting()
         submit(driver, edge, b"1")
         await turn()
@@ -932,8 +878,6 @@ def test_what_a_model_raised_is_in_the_log_with_the_request_and_not_in_its_answe
         await turn()
         assert core.events[-1] == BatchFailed(BatchId(1), R, "the model raised OSError", "OSError: secret (a.py:3)")
         assert [each.why for each in edge.ended] == ["the model raised OSError; request id 1"]
-
-    play(scene, alone)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == "request 1 failed at stage 'a': the model raised OSError: OSError: secret (a.py:3)\nline 3"
 
@@ -1015,8 +959,8 @@ def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(5
     return ServedVersion(key, name, version, slo_ns, wiring)
 
 
-def test_a_request_names_its_application_only_where_there_are_several() -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_a_request_names_its_application_only_where_there_are_several() -> None:
+    async with driven() as (driver, _, core):
         submit(driver, Waiting(), b"1")
         submit(driver, Waiting(), b"2", version="1")
         driver.add(version_of("shop", "1", slo_ns=ms(70)))
@@ -1032,10 +976,8 @@ def test_a_request_names_its_application_only_where_there_are_several() -> None:
         ]
         assert [each.slo_ns for each in requests] == [ms(200), ms(200), ms(200), ms(70)]
 
-    play(scene)
 
-
-def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
+async def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
     def answer(event: Event) -> list[Action]:
         match event:
             case Request(id=1):
@@ -1046,7 +988,8 @@ def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
                 return [End(RequestId(event.batch), Outcome.SERVED)]
         return []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    others = [version_of("shop", "1", output="old"), version_of("shop", "2", output="new")]
+    async with driven(answer, others=others) as (driver, _, _):
         edge = Waiting()
         for _ in range(2):
             submit(driver, edge, b"in", application="shop")
@@ -1056,11 +999,8 @@ def test_the_outputs_are_those_of_the_version_that_ran_the_request() -> None:
         await turn()
         assert [each.version for each in edge.ended] == ["2", "1"]
 
-    others = [version_of("shop", "1", output="old"), version_of("shop", "2", output="new")]
-    play(scene, answer, others=others)
 
-
-def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgotten() -> None:
+async def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgotten() -> None:
     rollouts = iter(
         [
             Rollout("shop", "2", VersionState.SERVING, 1.0, "it is ready"),
@@ -1069,8 +1009,8 @@ def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgot
         ]
     )
     planner = Plans()
-
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    others = [version_of("shop", "1"), version_of("shop", "2", slo_ns=ms(90))]
+    async with driven(others=others, planner=planner) as (driver, backend, core):
         core._answer = lambda event: [next(rollouts)] if isinstance(event, Woke) else []
         edge = Waiting()
         for left in (3, 2, 1, 0):
@@ -1101,17 +1041,14 @@ def test_a_version_that_serves_gives_the_deadline_and_one_that_retired_is_forgot
             ("discard", "shop@2"),
         ]
 
-    others = [version_of("shop", "1"), version_of("shop", "2", slo_ns=ms(90))]
-    play(scene, others=others, planner=planner)
 
-
-def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
+async def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
     planner = Plans()
 
     def answer(event: Event) -> list[Action]:
         return [RequestPlan(3), AcquireNode("n"), ReleaseNode("n"), Decided("node", "why")]
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer, planner=planner) as (driver, backend, core):
         core.plan_input = PlanInput(3, 0, (), ())
         driver.start()
         await turn()
@@ -1120,10 +1057,8 @@ def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
         await driver.close()
         assert planner.notes[-1] == backend.orders[-1] == ("close",)
 
-    play(scene, answer, planner=planner)
 
-
-def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
+async def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
     weights = ModelWeights("a", 100)
     sent = Transfer(TransferId(3), weights, STORE, ("here",))
     start = StartWorker(R, SPEC, transfer=TransferId(3))
@@ -1132,21 +1067,17 @@ def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
     def answer(event: Event) -> list[Action]:
         return [evicted, sent, start, given_up] if event is WOKE else []
 
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+    async with driven(answer) as (driver, backend, _):
         driver.start()
         await turn()
         assert backend.orders == [evicted, sent, start, given_up]
 
-    play(scene, answer)
 
-
-def test_an_unknown_action_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+async def test_an_unknown_action_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with driven(lambda _: [object()]) as (driver, _, _):  # type: ignore[list-item]
         driver.start()
         await turn()
         assert "does not know the action" in str(driver.crash)
-
-    play(scene, lambda _: [object()])  # type: ignore[list-item]
 
 
 def test_turns_are_counted_by_how_long_they_took(monkeypatch: pytest.MonkeyPatch) -> None:

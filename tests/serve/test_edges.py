@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -81,80 +81,70 @@ def test_a_taken_port_is_refused_also_if_edges_would_share_it() -> None:
         assert len(sockets.all) == 1
 
 
-def test_records_of_one_turn_are_one_frame() -> None:
-    async def main() -> None:
-        ours, theirs = socket_pair()
-        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, lambda _: None)
-        for number in range(3):
-            link.send(Submit(number, "demo", b"x", 7))
-        await asyncio.sleep(0)
-        link.send(EdgeCounts(held_bytes=5))
-        await asyncio.sleep(0)
-        with theirs:
-            frames = [ProcessChannel(theirs).receive() for _ in range(2)]
-        link.close()
-        decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
-        assert [frame.kind for frame in frames if frame is not None] == [FrameKind.RECORDS] * 2
-        assert [decode(frame.payload) for frame in frames if frame is not None] == [
-            [Submit(number, "demo", b"x", 7) for number in range(3)],
-            [EdgeCounts(held_bytes=5)],
-        ]
-
-    asyncio.run(main())
+async def test_records_of_one_turn_are_one_frame() -> None:
+    ours, theirs = socket_pair()
+    link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, lambda _: None)
+    for number in range(3):
+        link.send(Submit(number, "demo", b"x", 7))
+    await asyncio.sleep(0)
+    link.send(EdgeCounts(held_bytes=5))
+    await asyncio.sleep(0)
+    with theirs:
+        frames = [ProcessChannel(theirs).receive() for _ in range(2)]
+    link.close()
+    decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
+    assert [frame.kind for frame in frames if frame is not None] == [FrameKind.RECORDS] * 2
+    assert [decode(frame.payload) for frame in frames if frame is not None] == [
+        [Submit(number, "demo", b"x", 7) for number in range(3)],
+        [EdgeCounts(held_bytes=5)],
+    ]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x91\xc0", msgspec.msgpack.encode([[99, 1]])])
-def test_an_edge_that_sends_something_else_is_given_up(payload: bytes) -> None:
-    async def main() -> None:
-        ours, theirs = socket_pair()
-        ends: list[str] = []
-        link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, ends.append)
-        with theirs:
-            ProcessChannel(theirs).send(FrameKind.RECORDS, payload=[payload])
-            async with asyncio.timeout(5):
-                while not ends:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-        link.close()
-        assert len(ends) == 1
-
-    asyncio.run(main())
-
-
-def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
-    """What an edge makes of a large body, and what it sends."""
-
-    async def main() -> None:
-        arenas, sent = Arenas(), list[FromEdge]()
-        held = arenas.make(64 << 20, lambda _: None)
-        settings = EdgeSettings(ServerLimits(body_bytes=16 << 20, bytes=64 << 20, json_body_bytes=9 << 20, requests=8))
-        edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
-        wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
-        edge.acts[OfferModel](msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
-        assert isinstance(edge.port, HttpServer)
-        edge.port.intake.start(asyncio.get_running_loop())
-        numbers = b",".join([b"123"] * (2 << 20))
-        body = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%b]}]}' % (2 << 20, numbers)
-        connection, wire = HttpConnection(edge.port), Wire()
-        connection.connection_made(wire)
-        head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-        connection.data_received(head)
-        for at in range(0, len(body), 1 << 18):
-            connection.data_received(body[at : at + (1 << 18)])
-            await asyncio.sleep(0)
-        async with asyncio.timeout(20):
-            while not sent and not wire.statuses:  # noqa: ASYNC110
+async def test_an_edge_that_sends_something_else_is_given_up(payload: bytes) -> None:
+    ours, theirs = socket_pair()
+    ends: list[str] = []
+    link = RecordLink(asyncio.get_running_loop(), ours, FromEdge, {}, ends.append)
+    with theirs:
+        ProcessChannel(theirs).send(FrameKind.RECORDS, payload=[payload])
+        async with asyncio.timeout(5):
+            while not ends:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        assert not wire.statuses
-        (submit,) = sent
-        assert isinstance(submit, Submit)
-        assert isinstance(submit.block, Address)
-        assert submit.block.size > 2 << 20
-        assert len(msgspec.msgpack.encode(submit)) < 200
-        assert edge._large is not None
-        edge._large.close()  # the edge was not started, so it cannot be closed as a whole
-        arenas.abandon(held)
+    link.close()
+    assert len(ends) == 1
 
-    asyncio.run(main())
+
+async def test_of_8_mib_of_json_the_deciding_process_gets_a_line() -> None:
+    """What an edge makes of a large body, and what it sends."""
+    arenas, sent = Arenas(), list[FromEdge]()
+    held = arenas.make(64 << 20, lambda _: None)
+    settings = EdgeSettings(ServerLimits(body_bytes=16 << 20, bytes=64 << 20, json_body_bytes=9 << 20, requests=8))
+    edge = EdgeServer(settings, sent.append, Arena(held.number, held.fd), os.getpid())
+    wide = Signature((Port("x", "UINT8", (-1, -1)),), OFFER.signature.outputs)
+    edge.acts[OfferModel](msgspec.structs.replace(OFFER, signature=wide, slo_ns=10**11))
+    assert isinstance(edge.port, HttpServer)
+    edge.port.intake.start(asyncio.get_running_loop())
+    numbers = b",".join([b"123"] * (2 << 20))
+    body = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%b]}]}' % (2 << 20, numbers)
+    connection, wire = HttpConnection(edge.port), Wire()
+    connection.connection_made(wire)
+    head = b"POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    connection.data_received(head)
+    for at in range(0, len(body), 1 << 18):
+        connection.data_received(body[at : at + (1 << 18)])
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not sent and not wire.statuses:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert not wire.statuses
+    (submit,) = sent
+    assert isinstance(submit, Submit)
+    assert isinstance(submit.block, Address)
+    assert submit.block.size > 2 << 20
+    assert len(msgspec.msgpack.encode(submit)) < 200
+    assert edge._large is not None
+    edge._large.close()  # the edge was not started, so it cannot be closed as a whole
+    arenas.abandon(held)
 
 
 class Scene:
@@ -219,28 +209,25 @@ def test_a_lost_edge_costs_its_requests_and_keeps_no_answer(scene: Scene) -> Non
     assert (freed, len(scene.told)) == ([early, late], told)
 
 
-def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        settings, here, there = EdgeSettings(ServerLimits()), Scene(), Address(5 << 48, 0, 100)
-        nobody: Any = None
-        with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
-            edges = Edges(nobody, no_page, here.arenas, settings, sockets, Path())
-        edges.slots[0].port = port = here.port
-        for number in (1, 2, 3):
-            port.acts[Submit](Submit(number, "demo", b"x", 7))
-        port.on_end(RequestEnded(1, Outcome.SERVED, "1", [there]))
-        port.on_end(RequestEnded(2, Outcome.SERVED, "1", [b"small"]))
-        delivering = asyncio.create_task(edges.delivered())
-        await asyncio.sleep(0.05)
-        assert not delivering.done()
-        port.acts[Free](Free(there))
-        await asyncio.wait_for(delivering, 5)
-        port.on_end(RequestEnded(3, Outcome.SERVED, "1", [there]))
-        monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)
-        await asyncio.wait_for(edges.delivered(), 5)  # it does not come: no longer than a fetch takes
-        here.arenas.close()
-
-    asyncio.run(main())
+async def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, here, there = EdgeSettings(ServerLimits()), Scene(), Address(5 << 48, 0, 100)
+    nobody: Any = None
+    with contextlib.closing(open_sockets("127.0.0.1", 0, None, 1)) as sockets:
+        edges = Edges(nobody, no_page, here.arenas, settings, sockets, Path())
+    edges.slots[0].port = port = here.port
+    for number in (1, 2, 3):
+        port.acts[Submit](Submit(number, "demo", b"x", 7))
+    port.on_end(RequestEnded(1, Outcome.SERVED, "1", [there]))
+    port.on_end(RequestEnded(2, Outcome.SERVED, "1", [b"small"]))
+    delivering = asyncio.create_task(edges.delivered())
+    await asyncio.sleep(0.05)
+    assert not delivering.done()
+    port.acts[Free](Free(there))
+    await asyncio.wait_for(delivering, 5)
+    port.on_end(RequestEnded(3, Outcome.SERVED, "1", [there]))
+    monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)
+    await asyncio.wait_for(edges.delivered(), 5)  # it does not come: no longer than a fetch takes
+    here.arenas.close()
 
 
 def test_an_edge_cannot_ask_what_only_the_planner_can_answer() -> None:
@@ -277,6 +264,12 @@ class Running:
         except BaseException as error:
             self.errors.append(error)
             self._ready.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def running(self) -> Serving:
@@ -328,12 +321,9 @@ def body_of(text: bytes) -> bytes:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path / "state")
-    try:
+    with Running(tmp_path / "state") as running:
         running.until_ready()
         yield running
-    finally:
-        running.stop()
 
 
 def test_an_edge_that_dies_under_load_loses_its_connections_and_nothing_else(server: Running) -> None:
@@ -379,8 +369,7 @@ def test_an_edge_that_hangs_is_replaced_and_what_waits_is_served(
     tmp_path: Path, edges: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if it were stopped for ever: the kernel lets connections wait at its sockets, and its successor takes them."""
-    running = Running(tmp_path / "state", edges=edges)
-    try:
+    with Running(tmp_path / "state", edges=edges) as running:
         running.until_ready()
         hung = running.pids()[0]
         os.kill(hung, signal.SIGSTOP)
@@ -397,13 +386,10 @@ def test_an_edge_that_hangs_is_replaced_and_what_waits_is_served(
         (said,) = [line for line in caplog.messages if "has died" in line]
         assert said.startswith("edge 0 has died (it has hung: no sign of life for ")
         assert "; it is stopped by a signal); " in said
-    finally:
-        running.stop()
 
 
 def test_the_log_of_a_server_whose_edge_died_replays_with_one_end_for_each_request(tmp_path: Path) -> None:
-    running = Running(tmp_path / "state")
-    try:
+    with Running(tmp_path / "state") as running:
         running.until_ready()
         assert running.ask(body_of(b"abcd")) == 200
         late = threading.Thread(target=lambda: running.try_ask(body_of(b"x" * 9)))
@@ -413,8 +399,6 @@ def test_the_log_of_a_server_whose_edge_died_replays_with_one_end_for_each_reque
         late.join(20)
         running.until_ready()
         assert running.ask(body_of(b"abcd")) == 200
-    finally:
-        running.stop()
     log = read_log(tmp_path / "state")
     requests = [record.id for _, record in log if isinstance(record, Request)]
     ends = [record.request for _, record in log if isinstance(record, End)]
@@ -424,20 +408,16 @@ def test_the_log_of_a_server_whose_edge_died_replays_with_one_end_for_each_reque
 
 
 def test_several_edges_share_the_ports(tmp_path: Path) -> None:
-    running = Running(tmp_path / "state", edges=3)
-    try:
+    with Running(tmp_path / "state", edges=3) as running:
         running.until_ready()
         assert len(set(running.pids())) == 3
         assert {running.ask(body_of(b"ab")) for _ in range(20)} == {200}
         os.kill(running.pids()[0], signal.SIGKILL)
         assert {running.ask(body_of(b"ab")) for _ in range(20)} == {200}, "connections wait for the one that follows"
-    finally:
-        running.stop()
 
 
 def test_an_edge_knows_the_key_but_neither_its_arguments_nor_its_environment_say_it(tmp_path: Path) -> None:
-    running = Running(tmp_path / "state", api_key="very-secret")
-    try:
+    with Running(tmp_path / "state", api_key="very-secret") as running:
         (pid,) = running.pids()
         for name in ("cmdline", "environ"):
             assert b"very-secret" not in Path(f"/proc/{pid}/{name}").read_bytes()
@@ -451,8 +431,6 @@ def test_an_edge_knows_the_key_but_neither_its_arguments_nor_its_environment_say
         while running.running.edges.counts().keys_refused.get("missing") != 1:
             assert time.monotonic() < until_s, "it reports what it has counted"
             time.sleep(0.05)
-    finally:
-        running.stop()
 
 
 def test_certificates_are_read_again_on_order(tmp_path: Path) -> None:
@@ -493,35 +471,30 @@ def test_an_edge_that_cannot_start_ends_the_server(tmp_path: Path, monkeypatch: 
 
 
 def test_no_edge_outlives_the_server_and_ports_are_free_again(tmp_path: Path) -> None:
-    running = Running(tmp_path / "state")
-    pids, port = running.pids(), running.running.http_port
-    running.stop()
+    with Running(tmp_path / "state") as running:
+        pids, port = running.pids(), running.running.http_port
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with socket.create_server(("127.0.0.1", port)):
         pass
 
 
-def test_what_edges_share_and_what_each_has() -> None:
+async def test_what_edges_share_and_what_each_has() -> None:
     """As docs/serving.md says."""
-
-    async def main() -> None:
-        told: list[ToEdge] = []
-        limits = ServerLimits(requests=10, bytes=1 << 21, connections=10, answers_bytes=1 << 20)
-        settings = EdgeSettings(limits)
-        with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 4)) as sockets:
-            edges = Edges(None, no_page, Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
-            for slot in (edges.slots[0], edges.slots[-1]):
-                slot.port = EdgePort(None, no_page, Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
-            edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
-        own, rpc = edges.slots[0].settings, edges.slots[-1].settings
-        assert own.limits == replace(limits, requests=3, bytes=1 << 19), "all others are of each edge"
-        assert rpc == msgspec.structs.replace(settings, socket_folder=Path("/state")), "gRPC has one edge"
-        assert [model.limits for model in told if isinstance(model, OfferModel)] == [
-            Limits(requests=3, bytes=25),
-            Limits(requests=10, bytes=100),
-        ]
-
-    asyncio.run(main())
+    told: list[ToEdge] = []
+    limits = ServerLimits(requests=10, bytes=1 << 21, connections=10, answers_bytes=1 << 20)
+    settings = EdgeSettings(limits)
+    with contextlib.closing(open_sockets("127.0.0.1", 0, 0, 4)) as sockets:
+        edges = Edges(None, no_page, Arenas(), settings, sockets, Path("/state"))  # type: ignore[arg-type]
+        for slot in (edges.slots[0], edges.slots[-1]):
+            slot.port = EdgePort(None, no_page, Arenas(), told.append)  # type: ignore[arg-type]  # nobody submits
+        edges.offer(msgspec.structs.replace(OFFER, limits=Limits(requests=10, bytes=100)))
+    own, rpc = edges.slots[0].settings, edges.slots[-1].settings
+    assert own.limits == replace(limits, requests=3, bytes=1 << 19), "all others are of each edge"
+    assert rpc == msgspec.structs.replace(settings, socket_folder=Path("/state")), "gRPC has one edge"
+    assert [model.limits for model in told if isinstance(model, OfferModel)] == [
+        Limits(requests=3, bytes=25),
+        Limits(requests=10, bytes=100),
+    ]
 
 
 def test_edges_are_declared_by_a_deployment(tmp_path: Path) -> None:

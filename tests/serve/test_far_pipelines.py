@@ -5,9 +5,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Sequence
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +14,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import uvloop
 from msgspec import structs
 from onnx import numpy_helper
 
-from sloop.actions import Evict, StartWorker, StopWorker, Transfer
+from sloop.actions import Evict, StartWorker, StopWorker
 from sloop.errors import MachineError
 from sloop.events import (
     BatchFailed,
@@ -28,7 +25,6 @@ from sloop.events import (
     BatchSilent,
     Event,
     Finished,
-    NodeLost,
     NodeReady,
     TransferFailed,
     Transferred,
@@ -41,7 +37,6 @@ from sloop.serve import network
 from sloop.serve.blocks import Block, tensors_in
 from sloop.serve.cluster import agent as module
 from sloop.serve.cluster.agent import (
-    Agent,
     AgentSession,
     AgentSetup,
     FromAgent,
@@ -53,17 +48,14 @@ from sloop.serve.node.known import sources_of
 from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import CutModel, Servable
 from sloop.serve.transport import FrameKind
-from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.peers import KnownFile
-from sloop.serve.weights.sources import Patience
-from sloop.shared_memory import Address, Arenas
+from sloop.shared_memory import Address
 from sloop.tensor import Tensor
 from sloop.vocabulary import (
     STORE,
     BatchId,
     LayerSet,
     ModelWeights,
-    Node,
     ReplicaId,
     ReplicaSpec,
     Slot,
@@ -73,27 +65,16 @@ from sloop.vocabulary import (
     parts_at,
 )
 from tests.hosts import is_running
-from tests.joining import JoiningNodes, Memory
-from tests.serve.rig import run_of, wirings_of
+from tests.serve.agent_rig import ONE, THREE, TWO, AgentRig, elsewhere
+from tests.serve.rig import run_of, until
 from tests.serve.test_agents import BATCH, finished, fleet
-from tests.serve.test_agents import play as play_fleet
 from tests.serve.test_local_backend import BYTES, Ear
-from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.test_network import HOST, TOKEN
 from tests.serve.test_pipelines import A, B, C, check_equal, inputs, model, note_passed, servable
 
-__all__ = ["model"]  # a fixture
-pytestmark = pytest.mark.live
+__all__ = ["elsewhere", "model"]  # fixtures
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("elsewhere")]
 WHOLE = ModelWeights("skips", 1000)
-NODES = [Node(name, "local", 1, 1 << 40, on_demand=True) for name in ("one", "two", "three")]
-ONE, TWO, THREE = (node.name for node in NODES)
-QUICK = Patience(connect_s=2, stall_s=10, least_bytes_s=1000, tries=2, pause_s=0.001, hang_s=20)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents are on other machines than the deciding process, and than each other."""
-    monkeypatch.setattr(module.AgentHost, "machine", staticmethod(lambda: "another machine"))
-    monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 
 class NetworkEar(Ear):
@@ -124,53 +105,30 @@ class NetworkEar(Ear):
         self.on_event(event)
 
 
-class Rig:
-    """A deciding process, its agents, and what it hears of them."""
+class Rig(AgentRig):
+    """A rig of a model that is cut into blocks, whose answers come through its agents."""
 
     def __init__(self, folder: Path, made: Servable) -> None:
-        self.folder, self.ear = folder, NetworkEar()
+        self.ear = NetworkEar()
         self.servable = structs.replace(made, weights=(WHOLE,))
-        servables = {("stage", "skips"): self.servable}
-        self.arenas = Arenas()
-        self.backend = AgentBackend(
-            *(servables, wirings_of(servables), JoiningNodes()),
-            arenas=self.arenas,
-            nodes=NODES,
-            pid=os.getpid(),
-            memory=Memory(),
-        )
-        self.backend.attach(self.ear)
+        super().__init__(folder, {("stage", "skips"): self.servable}, self.ear, cores=1)
         self.client = BlockClient(TOKEN)
-        self.agents: dict[str, Agent] = {}
-        self._serving: dict[str, asyncio.Task[None]] = {}
-        self._last = -1
 
-    def said(self, *kinds: type) -> list[Any]:
-        return [event for event in self.ear.events if isinstance(event, kinds)]
+    async def __aexit__(self, *_: object) -> None:
+        self.client.close()
+        await super().__aexit__()
 
     @property
     def lost(self) -> list[Event]:
         return self.said(WorkerLost, BatchLost, BatchFailed, TransferFailed)
 
     async def join(self, *names: str) -> None:
-        for name in names:
-            count = len(self.said(NodeReady))
-            make_cache = lambda name=name: WeightsCache(self.folder / name, 1 << 30, patience=QUICK)  # noqa: E731
-            self.agents[name] = own = Agent((HOST, self.backend.port), name, TOKEN, make_cache=make_cache)
-            self._serving[name] = asyncio.create_task(own.serve())
-            await until(lambda count=count: len(self.said(NodeReady)) > count)  # type: ignore[misc]
+        await super().join(*names)
         self.client.set_endpoints(self.backend._holders.endpoints())
 
-    async def die(self, name: str) -> None:
-        count, serving = len(self.said(NodeLost)), self._serving.pop(name)
-        serving.cancel()
-        await until(lambda: len(self.said(NodeLost)) > count and serving.done())  # it may have died before
-
     def send(self, layers: LayerSet | None, *nodes: str, completes: Sequence[ReplicaId] = ()) -> TransferId:
-        self._last += 1
         weights = WHOLE if layers is None else structs.replace(WHOLE, layers=layers, size_bytes=1)
-        self.backend.order(Transfer(TransferId(self._last), weights, STORE, nodes, True, tuple(completes)))
-        return TransferId(self._last)
+        return self.transfer(weights, STORE, nodes, completes=completes)
 
     def start(self, bounds: tuple[int, ...], members: dict[ReplicaId, str], pipeline: int = 0) -> None:
         """Parts on nodes, each with a transfer of its layers."""
@@ -236,38 +194,13 @@ class Rig:
             assert session is not None
             await until(lambda session=session: not session._used and not session._batches)  # type: ignore[misc]
 
-    async def close(self) -> None:
-        self.client.close()
-        for task in self._serving.values():
-            task.cancel()
-        for task in self._serving.values():
-            with suppress(asyncio.CancelledError):
-                await task
-        await self.backend.close()
-        self.arenas.close()
 
-
-Scene = Callable[[Rig], Awaitable[None]]
-
-
-def play_with(model: Path, folder: Path, scene: Scene) -> None:
-    """Play a scene with this model."""
-    made = servable(model, folder / "cut")
-
-    async def main() -> None:
-        rig = Rig(folder, made)
-        await rig.backend.open()
-        try:
-            await asyncio.wait_for(scene(rig), 100)
-        finally:
-            await rig.close()
-
-    uvloop.run(main())
+Rigs = Callable[[], Rig]
 
 
 @pytest.fixture
-def play(model: Path, tmp_path: Path) -> Callable[[Scene], None]:
-    return partial(play_with, model, tmp_path)
+def rigs(model: Path, tmp_path: Path) -> Rigs:
+    return lambda: Rig(tmp_path, servable(model, tmp_path / "cut"))
 
 
 def last_block(rig: Rig) -> Path:
@@ -290,12 +223,11 @@ def check(model: Path, batch: int, rows: int, got: Any) -> None:
 @pytest.mark.parametrize(
     ("bounds", "nodes"), [((0, 2, 4), (ONE, TWO)), ((0, 1, 2, 4), (ONE, TWO, THREE)), ((0, 1, 3, 4), (ONE, TWO, ONE))]
 )
-def test_a_life_of_a_pipeline_on_several_nodes(
-    play: Callable[[Scene], None], model: Path, bounds: tuple[int, ...], nodes: tuple[str, ...]
+async def test_a_life_of_a_pipeline_on_several_nodes(
+    rigs: Rigs, model: Path, bounds: tuple[int, ...], nodes: tuple[str, ...]
 ) -> None:
     members = dict(zip((A, B, C), nodes, strict=False))
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started(bounds, members)
         for node in nodes:
             own = [range(*each) for each, name in zip(pairwise(bounds), nodes, strict=True) if name == node]
@@ -329,11 +261,9 @@ def test_a_life_of_a_pipeline_on_several_nodes(
         await rig.ear.hear(WorkerStopped, count=len(members))
         assert rig.lost == []
 
-    play(scene)
 
-
-def test_parts_complete_from_each_other_and_then_start_whole_replicas(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_parts_complete_from_each_other_and_then_start_whole_replicas(
+    rigs: Rigs, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deciding process sends each block once."""
     asked: list[str] = []
@@ -344,8 +274,7 @@ def test_parts_complete_from_each_other_and_then_start_whole_replicas(
         return before(self, key, name)
 
     monkeypatch.setattr(AgentBackend, "_file_of_block", noted)
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         assert len(set(asked)) == 4
         asked.clear()
@@ -360,15 +289,12 @@ def test_parts_complete_from_each_other_and_then_start_whole_replicas(
         assert not rig.said(TransferFailed)
         assert transfer
 
-    play(scene)
 
-
-def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) -> None:
+async def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) -> None:
     """As those of models have that are too large for one file."""
     large, data = tmp_path / "large.onnx", "large.onnx.data"
     onnx.save_model(onnx.load(model), large, save_as_external_data=True, location=data, size_threshold=1024)
-
-    async def scene(rig: Rig) -> None:
+    async with Rig(tmp_path, servable(large, tmp_path / "cut")) as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         assert {len(list((tmp_path / node).glob("*/files/*.onnx.data"))) for node in (ONE, TWO)} == {2}
         rig.run(1, A, 16)
@@ -386,11 +312,9 @@ def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) 
         await rig.ear.hear(TransferFailed, Transferred, count=5)
         assert len(rig.said(TransferFailed)) == 1, "the file is not what it was when the model was cut"
 
-    play_with(large, tmp_path, scene)
 
-
-def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name(
-    play: Callable[[Scene], None], model: Path, tmp_path: Path
+async def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name(
+    rigs: Rigs, model: Path, tmp_path: Path
 ) -> None:
     """The file was overwritten, as with weights that were trained again. Parts of the old version still complete
     themselves with the old blocks."""
@@ -404,7 +328,7 @@ def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name
     def fetched(rig: Rig, node: str) -> set[str]:
         return {json.loads(entry.read_text())["files"][0]["sha256"] for entry in (tmp_path / node).glob("*/entry.json")}
 
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.backend.learn({("stage@2", "skips"): newer}, {}, threads_prepared=1)
         await rig.completed(A, B)
@@ -423,11 +347,9 @@ def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name
         await rig.finished(1)
         check(model, 1, 16, await rig.ear.answer(rig, 1))
 
-    play(scene)
 
-
-def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], None]) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_node_with_all_blocks_says_so_when_it_joins(rigs: Rigs) -> None:
+    async with rigs() as rig:
         await rig.join(ONE)
         rig.send(LayerSet(0, 2), ONE)
         await rig.ear.hear(Transferred)
@@ -442,11 +364,9 @@ def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], No
         rig.backend.order(Evict(ONE, WHOLE))
         await until(lambda: rig.blocks(ONE) == [])
 
-    play(scene)
 
-
-def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], None], model: Path) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_part_that_dies_takes_what_has_yet_to_pass_it(rigs: Rigs, model: Path) -> None:
+    async with rigs() as rig:
         await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
         stopped, passed = rig.pid(C), rig.passed()
         os.kill(stopped, signal.SIGSTOP)
@@ -473,13 +393,10 @@ def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], 
         assert len(rig.lost) == 2
         await rig.check_nothing_left()
 
-    play(scene)
 
-
-def test_the_part_that_hangs_is_named_wherever_it_is(play: Callable[[Scene], None], model: Path) -> None:
+async def test_the_part_that_hangs_is_named_wherever_it_is(rigs: Rigs, model: Path) -> None:
     """Not the first one, nor that of the replica for which the batch was started."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 1, 2, 4), {A: ONE, B: ONE, C: TWO})
         for batch, hanging in ((1, B), (2, C)):
             stopped, count = rig.pid(hanging), len(rig.said(BatchSilent))
@@ -492,11 +409,9 @@ def test_the_part_that_hangs_is_named_wherever_it_is(play: Callable[[Scene], Non
             await rig.finished(batch)
             check(model, batch, 16, await rig.ear.answer(rig, batch))
 
-    play(scene)
 
-
-def test_a_network_that_is_slower_than_the_parts_holds_them_up_and_breaks_nothing(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_network_that_is_slower_than_the_parts_holds_them_up_and_breaks_nothing(
+    rigs: Rigs, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However much lies between them, and however long."""
     monkeypatch.setattr(network, "UNSENT_BYTES_MAX", 20 << 20)
@@ -510,8 +425,7 @@ def test_a_network_that_is_slower_than_the_parts_holds_them_up_and_breaks_nothin
         return links[-1]
 
     monkeypatch.setattr(module.AgentHost, "connect", staticmethod(noted))
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.run(1, A, 16)
         await rig.finished(1)
@@ -529,13 +443,10 @@ def test_a_network_that_is_slower_than_the_parts_holds_them_up_and_breaks_nothin
             check(model, batch, rows, await rig.ear.answer(rig, batch))
         assert rig.lost == []
 
-    play(scene)
 
-
-def test_an_agent_that_dies_takes_what_its_node_has(play: Callable[[Scene], None], model: Path) -> None:
+async def test_an_agent_that_dies_takes_what_its_node_has(rigs: Rigs, model: Path) -> None:
     """What has come from it finishes."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         passed = rig.passed()
         stopped = rig.pid(B)
@@ -557,8 +468,6 @@ def test_an_agent_that_dies_takes_what_its_node_has(play: Callable[[Scene], None
         assert len(rig.lost) == 1
         await rig.check_nothing_left()
 
-    play(scene)
-
 
 def cut_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No agent reaches another one, for what parts pass on."""
@@ -571,13 +480,12 @@ def cut_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.AgentHost, "connect", staticmethod(cut))
 
 
-def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
+    rigs: Rigs, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both nodes reach the deciding process, and no part is lost."""
     cut_parts(monkeypatch)
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.run(1, A, 16)
         await rig.ear.hear(BatchLost)
@@ -594,17 +502,14 @@ def test_parts_whose_nodes_cannot_reach_each_other_serve_alone(
         assert len(rig.lost) == 2
         await rig.check_nothing_left()
 
-    play(scene)
 
-
-def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
-    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
+async def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
+    rigs: Rigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the kernel keeps; the node of the next part cannot reach its own."""
     cut_parts(monkeypatch)
     monkeypatch.setattr(module, "MEET_S_MAX", 1.0)
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         x = inputs(20_000)
         rig.backend.run(BatchId(1), A, run_of([[Tensor("FP32", x.shape, x.tobytes())]]))
@@ -612,11 +517,9 @@ def test_a_part_does_not_wait_for_ever_until_somebody_reads_what_it_passes_on(
         await rig.completed(A, B)
         assert len(rig.lost) == 1
 
-    play(scene)
 
-
-def test_an_agent_may_connect_before_the_other_one_is_told(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_may_connect_before_the_other_one_is_told(
+    rigs: Rigs, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late_s, tell = 0.3, AgentSession._connect_parts
 
@@ -625,8 +528,7 @@ def test_an_agent_may_connect_before_the_other_one_is_told(
         asyncio.get_running_loop().call_later(delay_s, tell, session, record)
 
     monkeypatch.setattr(AgentSession, "_connect_parts", late)
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         await asyncio.sleep(2 * late_s)  # what an agent is told comes in order: the pipe before the batch
         rig.run(1, A, 16)
@@ -634,11 +536,9 @@ def test_an_agent_may_connect_before_the_other_one_is_told(
         check(model, 1, 16, await rig.ear.answer(rig, 1))
         assert rig.lost == []
 
-    play(scene)
 
-
-def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_part(
-    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_part(
+    rigs: Rigs, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: list[NetworkLink] = []
 
@@ -647,8 +547,7 @@ def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_
         return links[-1]
 
     monkeypatch.setattr(module.AgentHost, "connect", staticmethod(noted))
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.run(1, A, 16)
         await rig.finished(1)
@@ -669,14 +568,11 @@ def test_a_connection_between_agents_that_breaks_loses_what_is_under_way_and_no_
         assert rig.lost == rig.said(BatchLost)
         await rig.check_nothing_left()
 
-    play(scene)
-
 
 @pytest.mark.parametrize("part", [7, 1])
-def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene], None], part: int) -> None:
+async def test_who_asks_for_what_no_part_passes_on_gets_nothing(rigs: Rigs, part: int) -> None:
     """Also who asks for what another one has: that costs nobody anything."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.run(1, A, 2)
         await rig.finished(1)
@@ -690,13 +586,10 @@ def test_who_asks_for_what_no_part_passes_on_gets_nothing(play: Callable[[Scene]
         await rig.finished(2)
         assert rig.lost == []
 
-    play(scene)
 
-
-def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Scene], None], model: Path) -> None:
+async def test_a_part_that_hangs_while_it_completes_itself_is_lost(rigs: Rigs, model: Path) -> None:
     """Outside its pipeline it runs no batches, by which the core would notice: its place would be empty for ever."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         pid = rig.pid(B)
         os.kill(pid, signal.SIGSTOP)
@@ -716,24 +609,18 @@ def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Sce
         await rig.finished(1)
         check(model, 2, 16, await rig.ear.answer(rig, 2))
 
-    play(scene)
 
-
-def test_a_part_that_has_completed_itself_may_be_silent(play: Callable[[Scene], None]) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_part_that_has_completed_itself_may_be_silent(rigs: Rigs) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         await rig.completed(A, B)
         for node in (ONE, TWO):
             [whole] = rig.local(node).workers.values()
             assert whole.timer is None
 
-    play(scene)
 
-
-def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
-    play: Callable[[Scene], None], model: Path
-) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(rigs: Rigs, model: Path) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         pid, passed = rig.pid(B), rig.passed()
         await rig.completed(B)
@@ -749,23 +636,18 @@ def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
         assert [event.batch for event in rig.said(Finished)] == [2]
         await rig.check_nothing_left()
 
-    play(scene)
 
-
-def test_a_batch_for_a_part_of_a_broken_pipeline_is_lost_and_does_not_fail(play: Callable[[Scene], None]) -> None:
+async def test_a_batch_for_a_part_of_a_broken_pipeline_is_lost_and_does_not_fail(rigs: Rigs) -> None:
     """The core has begun it before it hears of the loss."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await rig.started((0, 2, 4), {A: ONE, B: TWO})
         rig.pipeline(B).is_broken = True
         rig.run(1, B, 2)
         assert rig.lost == [BatchLost(BatchId(1), B, "another part of its pipeline is lost")]
 
-    play(scene)
 
-
-def test_layers_that_do_not_come_end_their_part_and_leave_nothing(play: Callable[[Scene], None], model: Path) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_layers_that_do_not_come_end_their_part_and_leave_nothing(rigs: Rigs, model: Path) -> None:
+    async with rigs() as rig:
         await rig.join(ONE, TWO)
         content = without_last_block(rig)
         rig.start((0, 2, 4), {A: ONE, B: TWO})
@@ -786,19 +668,15 @@ def test_layers_that_do_not_come_end_their_part_and_leave_nothing(play: Callable
         assert not rig.backend._workers
         assert not rig.local(ONE).workers
 
-    play(scene)
 
-
-def test_stopping_before_all_parts_are_there_stops_all(play: Callable[[Scene], None]) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_stopping_before_all_parts_are_there_stops_all(rigs: Rigs) -> None:
+    async with rigs() as rig:
         await rig.join(ONE, TWO)
         rig.start((0, 2, 4), {A: ONE, B: TWO})
         rig.backend.order(StopWorker(A, ""))
         rig.backend.order(StopWorker(B, ""))
         await rig.ear.hear(WorkerStopped, count=2)
         assert rig.lost == []
-
-    play(scene)
 
 
 def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path) -> None:
@@ -847,8 +725,8 @@ def shadow_pid(rig: Rig, worker: WorkerId = SHADOW) -> int:
     return found
 
 
-def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model: Path) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_life_of_a_shadow_behind_an_agent(rigs: Rigs, model: Path) -> None:
+    async with rigs() as rig:
         await paired(rig)
         for batch, rows in enumerate((4, 1, 16, 3), 1):
             rig.run(batch, A, rows)
@@ -871,13 +749,10 @@ def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model
         assert not is_running(pid)
         assert rig.lost == [refused]
 
-    play(scene)
 
-
-def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(play: Callable[[Scene], None]) -> None:
+async def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(rigs: Rigs) -> None:
     """The next deciding process would know nothing of it."""
-
-    async def scene(rig: Rig) -> None:
+    async with rigs() as rig:
         await paired(rig)
         pid = shadow_pid(rig)
         rig.backend._agents[ONE].records.close()
@@ -887,8 +762,6 @@ def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(play: Callable[
         await rig.ear.hear(NodeReady, count=2)
         start_shadow(rig, SECOND)
         assert [lost.worker for lost in rig.said(WorkerLost)] == [A], "a lost replica's shadow is lost with it"
-
-    play(scene)
 
 
 # What an agent with a part may not report
@@ -908,31 +781,28 @@ LIES: dict[str, FromAgent] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: FromAgent) -> None:
-    async def scene() -> None:
-        async with fleet() as here:
-            here.backend.learn({("stage", "cut"): CUT}, {}, threads_prepared=1)
-            liar, other = await here.join(), await here.join("two")
-            for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
-                await fake.hear(AgentSetup)
-                spec = ReplicaSpec("stage", "cut", Slot(1), node, shape=parts_at((0, 1, 2)))
-                here.backend.order(StartWorker(replica, spec, pipeline=A, place=place))
-                await fake.hear(StartWorker)
-                fake.send(Report(WorkerReady(replica)))
-            await here.ear.hear(WorkerReady, count=2)
-            assert await liar.hear(ConnectParts) == ConnectParts(A, B, (HOST, 1))
-            await liar.hear(CompleteWorker)
-            here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
-            assert (await liar.hear(RunBatch)).is_part
-            liar.send(lie)
-            await until(lambda: bool(liar.ends))
-            assert [name for name, _ in here.lost()] == [ONE]
-            assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
-            other.send(Report(WorkerCompleted(B)))
-            await here.ear.hear(WorkerCompleted)
-            here.backend.run(BatchId(6), B, Run(2, [b"x", b"y"]))
-            other.send(finished(replica=B, batch=BatchId(6)))
-            await here.ear.hear(Finished)
-            assert not other.ends
-
-    play_fleet(scene)
+async def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: FromAgent) -> None:
+    async with fleet() as here:
+        here.backend.learn({("stage", "cut"): CUT}, {}, threads_prepared=1)
+        liar, other = await here.join(), await here.join("two")
+        for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
+            await fake.hear(AgentSetup)
+            spec = ReplicaSpec("stage", "cut", Slot(1), node, shape=parts_at((0, 1, 2)))
+            here.backend.order(StartWorker(replica, spec, pipeline=A, place=place))
+            await fake.hear(StartWorker)
+            fake.send(Report(WorkerReady(replica)))
+        await here.ear.hear(WorkerReady, count=2)
+        assert await liar.hear(ConnectParts) == ConnectParts(A, B, (HOST, 1))
+        await liar.hear(CompleteWorker)
+        here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
+        assert (await liar.hear(RunBatch)).is_part
+        liar.send(lie)
+        await until(lambda: bool(liar.ends))
+        assert [name for name, _ in here.lost()] == [ONE]
+        assert [each.worker for each in here.ear.events if isinstance(each, WorkerLost)] == [A]
+        other.send(Report(WorkerCompleted(B)))
+        await here.ear.hear(WorkerCompleted)
+        here.backend.run(BatchId(6), B, Run(2, [b"x", b"y"]))
+        other.send(finished(replica=B, batch=BatchId(6)))
+        await here.ear.hear(Finished)
+        assert not other.ends

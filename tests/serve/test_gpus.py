@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-import uvloop
 from msgspec import structs
 
 from sloop.actions import ResizeWorker, StartWorker
@@ -304,24 +304,21 @@ def test_two_packages_of_onnx_runtime_are_explained(cuda: CudaRuntimeStandIn, mo
 Scene = Callable[[LiveNode, Ear], Awaitable[None]]
 
 
-def play(scene: Scene, servable: Servable, mps: dict[str, MpsDaemon] | None = None, spares_max: int = 0) -> None:
-    """A backend with one T4."""
-
-    async def main() -> None:
-        servables = {("stage", "mlp"): servable}
-        gpus = AssignedGpus([HERE], assigned([HERE], present_gpus()), mps)
-        actuator = Affinity(sorted(os.sched_getaffinity(0)))
-        backend = LiveNode(
-            servables, wirings_of(servables), actuator, nodes=gpus.nodes, gpus=gpus, spares_max=spares_max
-        )
-        ear = Ear()
-        backend.attach(ear)
-        try:
-            await scene(backend, ear)
-        finally:
-            await backend.close()
-
-    uvloop.run(main())
+@asynccontextmanager
+async def gpu_node(
+    servable: Servable, mps: dict[str, MpsDaemon] | None = None, spares_max: int = 0
+) -> AsyncIterator[tuple[LiveNode, Ear]]:
+    """A node with one T4, and what it reports."""
+    servables = {("stage", "mlp"): servable}
+    gpus = AssignedGpus([HERE], assigned([HERE], present_gpus()), mps)
+    actuator = Affinity(sorted(os.sched_getaffinity(0)))
+    backend = LiveNode(servables, wirings_of(servables), actuator, nodes=gpus.nodes, gpus=gpus, spares_max=spares_max)
+    ear = Ear()
+    backend.attach(ear)
+    try:
+        yield backend, ear
+    finally:
+        await backend.close()
 
 
 def batch() -> Run:
@@ -336,24 +333,21 @@ def on_t4(nvidia: FakeNvidia, mlp: Path) -> Servable:
 
 
 @pytest.mark.live
-def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, state: Path) -> None:
+async def test_a_replica_with_a_share_of_a_gpu(nvidia: FakeNvidia, on_t4: Servable, state: Path) -> None:
     nvidia.install_mps()
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
-        backend.order(StartWorker(A, spec(0.25)))
-        await ear.hear(WorkerReady, WorkerLost)
-        backend.run(BatchId(1), A, batch())
-        await ear.hear(Finished)
-        [[y]] = ear.outputs[BatchId(1)]
-        x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-        [expected] = open_model(Path(on_t4.model), 1).run({"x": x})
-        np.testing.assert_allclose(np.frombuffer(y.data, np.float32).reshape(y.shape), expected, rtol=1e-6)
-        backend.order(ResizeWorker(A, 2))
-        backend.run(BatchId(2), A, batch())
-        await ear.hear(Finished, count=2)
-
     with MpsDaemon("GPU-4d2ca1c0", state / "mps") as mps:
-        play(scene, on_t4, {"GPU-4d2ca1c0": mps})
+        async with gpu_node(on_t4, {"GPU-4d2ca1c0": mps}) as (backend, ear):
+            backend.order(StartWorker(A, spec(0.25)))
+            await ear.hear(WorkerReady, WorkerLost)
+            backend.run(BatchId(1), A, batch())
+            await ear.hear(Finished)
+            [[y]] = ear.outputs[BatchId(1)]
+            x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+            [expected] = open_model(Path(on_t4.model), 1).run({"x": x})
+            np.testing.assert_allclose(np.frombuffer(y.data, np.float32).reshape(y.shape), expected, rtol=1e-6)
+            backend.order(ResizeWorker(A, 2))
+            backend.run(BatchId(2), A, batch())
+            await ear.hear(Finished, count=2)
     [session] = map(json.loads, nvidia.lines("sessions"))  # one, whatever the cores
     providers, others, variables = session
     assert providers[0][0] == "CUDAExecutionProvider"
@@ -383,11 +377,10 @@ class Model:
 
 
 @pytest.mark.live
-def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tmp_path: Path) -> None:
+async def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tmp_path: Path) -> None:
     file = tmp_path / "sees.py"
     file.write_text(SEES)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with gpu_node(Servable(str(file), open_model(file, 1).signature)) as (backend, ear):
         backend.order(StartWorker(A, spec()))
         backend.order(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         await ear.hear(WorkerReady, WorkerLost, count=2)
@@ -398,27 +391,26 @@ def test_a_model_in_python_sees_its_gpu_and_on_cores_none(nvidia: FakeNvidia, tm
         assert seen[0].endswith(b"GPU-4d2ca1c0")
         assert seen[1].endswith(b"\x00\x00\x00\x00")
 
-    play(scene, Servable(str(file), open_model(file, 1).signature))
-
 
 @pytest.mark.live
-def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(nvidia: FakeNvidia, on_t4: Servable) -> None:
+async def test_a_model_that_does_not_fit_on_its_gpu_is_lost_with_the_reason(
+    nvidia: FakeNvidia, on_t4: Servable
+) -> None:
     nvidia.happens("full")
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with gpu_node(on_t4) as (backend, ear):
         backend.order(StartWorker(A, spec()))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "the GPU has too little memory left for it, of which it may have 3072 MiB: CUDA failure 2" in lost.error
         assert not [event for event in ear.events if isinstance(event, NodeReady)], "the GPU is as it was"
 
-    play(scene, on_t4)
-
 
 @pytest.mark.live
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on_t4: Servable, is_gone: bool) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_gpu_that_disappears_is_lost_before_its_replica(
+    nvidia: FakeNvidia, on_t4: Servable, is_gone: bool
+) -> None:
+    async with gpu_node(on_t4) as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         nvidia.happens("failed")
@@ -437,16 +429,13 @@ def test_a_gpu_that_disappears_is_lost_before_its_replica(nvidia: FakeNvidia, on
             again = await ear.hear(WorkerLost, count=2)
             assert again == WorkerLost(B, "here has no GPU 'T4', or has lost it")
 
-    play(scene, on_t4)
-
 
 @pytest.mark.live
-def test_a_replica_on_a_gpu_takes_no_spare_worker(
+async def test_a_replica_on_a_gpu_takes_no_spare_worker(
     nvidia: FakeNvidia, on_t4: Servable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sloop.serve.node.spares.SPARES_AFTER_S", 0.01)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with gpu_node(on_t4, spares_max=1) as (backend, ear):
         waits = asyncio.Event()
         backend.spares.on_change = waits.set
         await asyncio.wait_for(waits.wait(), 20)
@@ -456,8 +445,6 @@ def test_a_replica_on_a_gpu_takes_no_spare_worker(
         assert backend.pid(A) not in (None, spare)
         backend.order(StartWorker(B, ReplicaSpec("stage", "mlp", Slot(1, "local"), "here")))
         assert backend.pid(B) == spare
-
-    play(scene, on_t4, spares_max=1)
 
 
 def asked(url: str, body: bytes | None = None) -> Any:

@@ -25,9 +25,9 @@ from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Backend, StageSetup
 from sloop.serve.transport import RecordLink
 from sloop.units import FOREVER_NS
-from tests.serve.rig import wirings_of
-from tests.serve.test_agents import SERVABLES, A, fleet, play, spec
-from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.rig import until, wirings_of
+from tests.serve.test_agents import SERVABLES, A, fleet, spec
+from tests.serve.test_network import HOST, TOKEN
 
 pytestmark = pytest.mark.live
 LINKS: Final = ("sloop.serve.transport", "sloop.serve.network")
@@ -103,34 +103,26 @@ def shown(names: Iterable[str]) -> str:
     return " → ".join(names)
 
 
-def test_a_start_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     hops = Hops(monkeypatch)
-
-    async def scene() -> None:
-        node = LiveNode(SERVABLES, wirings_of(SERVABLES), Affinity(sorted(os.sched_getaffinity(0))))
-        try:
-            await start(node, "here")
-        finally:
-            await node.close()
-
-    play(scene)
+    node = LiveNode(SERVABLES, wirings_of(SERVABLES), Affinity(sorted(os.sched_getaffinity(0))))
+    try:
+        await start(node, "here")
+    finally:
+        await node.close()
     passed = [*hops.names, "Driver.on_event"]
     assert {"LiveNode._start", "LiveNode._on_ready"} < set(passed)
     assert len(passed) <= HERE_MAX, shown(passed)
 
 
-def test_a_start_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     hops = Hops(monkeypatch)
-
-    async def scene() -> None:
-        async with fleet() as here:
-            agent = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN).serve())
-            await until(lambda: here.backend._has_joined("one"))
-            await start(here.backend, "one")
-            agent.cancel()
-            await asyncio.wait((agent,))
-
-    play(scene)
+    async with fleet() as here:
+        agent = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN).serve())
+        await until(lambda: here.backend._has_joined("one"))
+        await start(here.backend, "one")
+        agent.cancel()
+        await asyncio.wait((agent,))
     passed = [*hops.names, "Driver.on_event"]
     assert {"AgentBackend._start", "LiveNode._start", "LiveNode._on_ready"} < set(passed)
     assert len(passed) <= AWAY_MAX, shown(passed)

@@ -86,6 +86,14 @@ class Observed:
         return [readiness.state if readiness else None for readiness in found]
 
 
+def served(scene: Acting) -> Observed:
+    """All replicas of the first plan are ready."""
+    server = Observed(scene)
+    server.act(0, WOKE)
+    server.make_ready(0)
+    return server
+
+
 def of_one(plan: Plan | None = None) -> Observed:
     return Observed(Scene(plan))
 
@@ -107,22 +115,18 @@ def test_says_what_keeps_it_from_being_ready() -> None:
     assert server.insight.readiness("") == Readiness(ModelState.STOPPING, "the core failed: KeyError(1)")
 
 
-def test_the_log_says_why_it_is_not_ready_and_when_it_is(
+async def test_the_log_says_why_it_is_not_ready_and_when_it_is(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, said = of_one(plan_of(count=1)), asyncio.Event()
     monkeypatch.setattr(module, "LOOK_READY_S", 0.001)
     caplog.handler.addFilter(lambda _: said.set() or True)  # type: ignore[func-returns-value]  # it only listens
-
-    async def start() -> None:
+    with caplog.at_level(logging.INFO, "sloop.server"):
         telling = asyncio.create_task(module.tell_when_ready(server.insight, 0.001))
         await asyncio.wait_for(said.wait(), 30)
         server.act(0, WOKE)
         server.make_ready(0)
         await telling
-
-    with caplog.at_level(logging.INFO, "sloop.server"):
-        asyncio.run(start())
     assert "not ready after 0.001 s: there is no plan yet" in caplog.text
     assert caplog.messages[-1].startswith("ready after ")
 
@@ -172,9 +176,7 @@ def test_a_model_that_cannot_start_does_not_hold_back_the_others() -> None:
 
 
 def test_a_model_that_dies_later_or_comes_later_does_not_hide_the_others() -> None:
-    server = Observed(Deployment({"good": 1, "bad": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"good": 1, "bad": 1}))
     assert server.insight.server_readiness() == ServerReadiness()
     lose(server, "bad", 1, "it was killed")
     ready = server.insight.server_readiness()
@@ -258,9 +260,7 @@ def test_a_model_without_cores_waits_for_them() -> None:
 
 
 def test_a_model_rests_when_its_requests_stop() -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}, rest_after_s=5))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}, rest_after_s=5))
     for second in range(1, 7):
         server.act(1000 * second, request(second, at_ms=1000 * second, application="a"))
     assert server.states("a", "b") == [ModelState.READY, ModelState.RESTING]
@@ -288,9 +288,7 @@ def test_a_model_that_wakes_is_ready_unless_it_cannot_start() -> None:
 
 
 def test_versions_serve_in_the_order_of_their_shares() -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}))
     assert (server.insight.versions("a"), server.insight.versions("none")) == (["1"], [])
     server.act(1, Deployed("a", "2", {}, Canary(share=0.25)))
     assert server.insight.versions("a") == ["1"], "the new version has no ready replica"
@@ -313,9 +311,7 @@ def test_versions_serve_in_the_order_of_their_shares() -> None:
 
 
 def test_a_removed_model_has_no_versions() -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}))
     server.act(1, Removed("a"))
     assert server.insight.versions("a") == []
     assert server.insight.readiness("a") is None
@@ -359,9 +355,7 @@ def test_shows_one_model_of_several() -> None:
 
 
 def test_shows_no_version_that_has_ended() -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}))
     server.act(1, Deployed("a", "2", {}))
     for second in range(1, 6):
         server.act(1000 * second, WOKE)
@@ -376,9 +370,7 @@ def test_shows_no_version_that_has_ended() -> None:
 
 
 def test_shows_no_removed_model() -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}))
     server.act(1, Removed("a"))
     for replica in list(server.run.versions["a"].run.replicas):
         server.act(1000, WorkerStopped(replica))
@@ -423,9 +415,7 @@ def test_keeps_the_last_decisions_with_their_reasons() -> None:
 
 @pytest.mark.parametrize(("model", "kinds"), [("a", {"plan", "rollout"}), ("b", {"plan"})])
 def test_decisions_are_those_of_one_model(model: str, kinds: set[str]) -> None:
-    server = Observed(Deployment({"a": 1, "b": 1}))
-    server.act(0, WOKE)
-    server.make_ready(0)
+    server = served(Deployment({"a": 1, "b": 1}))
     server.act(1, Deployed("a", "2", {}))
     server.act(1000, WOKE)
     found = json.loads(server.insight.decisions(100, model))

@@ -13,7 +13,6 @@ from random import Random
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
-import uvloop
 
 from sloop.actions import End, ResizeWorker, StartWorker
 from sloop.app.load import load_application
@@ -140,117 +139,97 @@ def check_each_ended_once(live: Live) -> Counter[Outcome]:
     return Counter(ends[0].outcome for ends in live.answers.values())
 
 
-def test_workers_killed_at_random_under_load_lose_nothing() -> None:
+async def test_workers_killed_at_random_under_load_lose_nothing() -> None:
     setup = setup_of({"name": "static", "replicas": 2, "cores": 0.5, "drop": "never"})
     chance = Random(5)
-
-    async def main() -> None:
-        async with serving(setup, Servable("fake:sleep:4:0.5", ECHO)) as live:
-            await live.until(WorkerReady, 2)
-            kills = 0
-            for number in range(800):
-                live.ask(text(b"%d" % number))
-                if number % 100 == 50 and (pids := live.pids()):
-                    os.kill(chance.choice(pids), chance.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]))
-                    kills += 1
-                await asyncio.sleep(0.005 * chance.random())
-            await live.all_answered()
-            outcomes = check_each_ended_once(live)
-            assert kills >= 5
-            assert sum(isinstance(record, WorkerLost) for _, record in live.log) == kills
-            assert outcomes[Outcome.SERVED] + outcomes[Outcome.LATE] >= 700, outcomes
-            for number, [ended] in live.answers.items():
-                if ended.outcome in (Outcome.SERVED, Outcome.LATE):
-                    assert bytes(ended.outputs["x"].data) == b"%d" % number
-            await live.until(WorkerReady, 3)
-            replayed = replay_log(list(live.log), set_up(setup.application).core())
-            assert replayed.difference is None
-
-    uvloop.run(main())
+    async with serving(setup, Servable("fake:sleep:4:0.5", ECHO)) as live:
+        await live.until(WorkerReady, 2)
+        kills = 0
+        for number in range(800):
+            live.ask(text(b"%d" % number))
+            if number % 100 == 50 and (pids := live.pids()):
+                os.kill(chance.choice(pids), chance.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]))
+                kills += 1
+            await asyncio.sleep(0.005 * chance.random())
+        await live.all_answered()
+        outcomes = check_each_ended_once(live)
+        assert kills >= 5
+        assert sum(isinstance(record, WorkerLost) for _, record in live.log) == kills
+        assert outcomes[Outcome.SERVED] + outcomes[Outcome.LATE] >= 700, outcomes
+        for number, [ended] in live.answers.items():
+            if ended.outcome in (Outcome.SERVED, Outcome.LATE):
+                assert bytes(ended.outputs["x"].data) == b"%d" % number
+        await live.until(WorkerReady, 3)
+        replayed = replay_log(list(live.log), set_up(setup.application).core())
+        assert replayed.difference is None
 
 
-def test_a_request_that_kills_every_worker_fails_and_the_others_are_served() -> None:
+async def test_a_request_that_kills_every_worker_fails_and_the_others_are_served() -> None:
     setup = setup_of({"name": "static", "replicas": 1, "cores": 1, "drop": "never"})
-
-    async def main() -> None:
-        async with serving(setup, Servable("fake:sleep:30:0", ECHO)) as live:
-            for round_ in (1, 2):
-                await live.until(WorkerReady, round_)
-                if round_ == 1:
-                    live.ask(text(b"poison"))
-                await asyncio.sleep(0.01)
-                os.kill(live.pids()[0], signal.SIGKILL)
-            await live.all_answered()
-            live.ask(text(b"sound"))
-            await live.all_answered()
-            [[poison], [sound]] = live.answers.values()
-            assert poison.outcome is Outcome.FAILED
-            assert "killed by SIGKILL" in poison.why
-            assert bytes(sound.outputs["x"].data) == b"sound"
-            check_each_ended_once(live)
-
-    uvloop.run(main())
+    async with serving(setup, Servable("fake:sleep:30:0", ECHO)) as live:
+        for round_ in (1, 2):
+            await live.until(WorkerReady, round_)
+            if round_ == 1:
+                live.ask(text(b"poison"))
+            await asyncio.sleep(0.01)
+            os.kill(live.pids()[0], signal.SIGKILL)
+        await live.all_answered()
+        live.ask(text(b"sound"))
+        await live.all_answered()
+        [[poison], [sound]] = live.answers.values()
+        assert poison.outcome is Outcome.FAILED
+        assert "killed by SIGKILL" in poison.why
+        assert bytes(sound.outputs["x"].data) == b"sound"
+        check_each_ended_once(live)
 
 
-def test_a_pipeline_answers_what_its_models_compute_one_after_the_other(mlp: Path, tail: Path) -> None:
+async def test_a_pipeline_answers_what_its_models_compute_one_after_the_other(mlp: Path, tail: Path) -> None:
     setup = setup_of({"name": "static", "replicas": 1, "cores": 1}, {"head": [], "tail": ["head"]})
-
-    async def main() -> None:
-        async with serving(setup, onnx_model(mlp), onnx_model(tail)) as live:
-            await live.until(WorkerReady, 2)
-            xs = np.random.default_rng(3).normal(size=(40, 1, 4)).astype(np.float32)
-            for x in xs:
-                live.ask(Tensor("FP32", (1, 4), x.tobytes()))
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 40}
-            sessions = [ort.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (mlp, tail)]
-            for x, [ended] in zip(xs, live.answers.values(), strict=True):
-                [hidden] = sessions[0].run(None, {"x": x})
-                [expected] = sessions[1].run(None, {"y": hidden})
-                got = np.frombuffer(ended.outputs["z"].data, np.float32)
-                np.testing.assert_allclose(got, expected[0], rtol=1e-4)
-
-    uvloop.run(main())
+    async with serving(setup, onnx_model(mlp), onnx_model(tail)) as live:
+        await live.until(WorkerReady, 2)
+        xs = np.random.default_rng(3).normal(size=(40, 1, 4)).astype(np.float32)
+        for x in xs:
+            live.ask(Tensor("FP32", (1, 4), x.tobytes()))
+        await live.all_answered()
+        assert check_each_ended_once(live) == {Outcome.SERVED: 40}
+        sessions = [ort.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (mlp, tail)]
+        for x, [ended] in zip(xs, live.answers.values(), strict=True):
+            [hidden] = sessions[0].run(None, {"x": x})
+            [expected] = sessions[1].run(None, {"y": hidden})
+            got = np.frombuffer(ended.outputs["z"].data, np.float32)
+            np.testing.assert_allclose(got, expected[0], rtol=1e-4)
 
 
-def test_one_replica_is_resized_in_place_and_loses_nothing() -> None:
+async def test_one_replica_is_resized_in_place_and_loses_nothing() -> None:
     window = {"name": "last", "window_ms": 50}
     system = {"name": "vertical-only", "unit": 0.25, "cores_max": 8, "period_ms": 50, "forecast": window}
     setup = setup_of(system)
-
-    async def main() -> None:
-        async with serving(setup, Servable("fake:sleep:1:1", ECHO)) as live:
-            await live.until(WorkerReady)
-            [pid] = live.pids()
-            for _ in range(4):
-                for _ in range(200):  # believed to take a quarter of a core longer than is left of their budget
-                    live.ask(text(b"x"), elapsed_ns=ms(500))
-                await live.all_answered()
-                await asyncio.sleep(0.15)  # nothing to do: it shrinks
-            check_each_ended_once(live)
-            orders = sum(isinstance(record, ResizeWorker) for _, record in live.log)
-            assert orders >= 2
-            await live.until(WorkerResized, orders)
-            assert live.pids() == [pid]
-            assert live.backend.pid(ReplicaId(2)) is None
-
-    uvloop.run(main())
+    async with serving(setup, Servable("fake:sleep:1:1", ECHO)) as live:
+        await live.until(WorkerReady)
+        [pid] = live.pids()
+        for _ in range(4):
+            for _ in range(200):  # believed to take a quarter of a core longer than is left of their budget
+                live.ask(text(b"x"), elapsed_ns=ms(500))
+            await live.all_answered()
+            await asyncio.sleep(0.15)  # nothing to do: it shrinks
+        check_each_ended_once(live)
+        orders = sum(isinstance(record, ResizeWorker) for _, record in live.log)
+        assert orders >= 2
+        await live.until(WorkerResized, orders)
+        assert live.pids() == [pid]
+        assert live.backend.pid(ReplicaId(2)) is None
 
 
-def test_draining_serves_what_is_here_and_refuses_what_comes() -> None:
+async def test_draining_serves_what_is_here_and_refuses_what_comes() -> None:
     setup = setup_of({"name": "static", "replicas": 1, "cores": 1, "batch_max": 2})
-
-    async def main() -> None:
-        async with serving(setup, Servable("fake:sleep:20:0", ECHO)) as live:
-            await live.until(WorkerReady)
-            for number in range(9):
-                live.ask(text(b"%d" % number))
-            pids = live.pids()
-            draining = asyncio.ensure_future(live.driver.drain(10))
-            await asyncio.sleep(0)
-            live.ask(text(b"too late"))
-            await draining
-            assert check_each_ended_once(live) == {Outcome.SERVED: 9, Outcome.REJECTED: 1}
-            assert not set(map(str, pids)) & set(os.listdir("/proc"))
-
-    uvloop.run(main())
+    async with serving(setup, Servable("fake:sleep:20:0", ECHO)) as live:
+        await live.until(WorkerReady)
+        for number in range(9):
+            live.ask(text(b"%d" % number))
+        pids = live.pids()
+        draining = asyncio.ensure_future(live.driver.drain(10))
+        await asyncio.sleep(0)
+        live.ask(text(b"too late"))
+        await draining
+        assert check_each_ended_once(live) == {Outcome.SERVED: 9, Outcome.REJECTED: 1}
+        assert not set(map(str, pids)) & set(os.listdir("/proc"))

@@ -6,7 +6,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import uvloop
 
 from sloop.actions import StartBatch
 from sloop.app.load import load_application
@@ -133,42 +132,38 @@ async def ask(live: Live, text: str) -> RequestResult:
     return answers[0]
 
 
-def test_requests_part_and_meet_again(tmp_path: Path) -> None:
+async def test_requests_part_and_meet_again(tmp_path: Path) -> None:
     given = setup_in(tmp_path)
     models: dict[tuple[str, str], Servable] = servables_of(given.application, tmp_path)
     setup = with_lone_requests(given, runs_alone(models))
     chance = Random(3)
-
-    async def main() -> None:
-        signatures = {key: model.signature for key, model in models.items()}
-        async with live_driver(setup, models, wire(setup.application.graph, signatures)) as live:
-            await live.until(WorkerReady, 5)
-            assert said(await ask(live, "tea")) == {"word": (b"TEA", (1, 3)), "stars": number(2)}
-            assert said(await ask(live, "42")) == {
-                "word": (b"42", (1, 2)),
-                "stars": number(0),
-                "value": number(42),
-            }
-            # Nothing in it: no part, so nothing to join, and it ends after the first stage.
-            nothing = await ask(live, "  ")
-            assert (nothing.outcome, said(nothing)) == (Outcome.SERVED, {})
-            failed = await ask(live, "incomprehensible")
-            assert (failed.outcome, failed.why) == (
-                Outcome.FAILED,
-                "split sends 16 parts to upper, which takes at most 9 per request; request id 4",
-            )
-            words = ["".join(chance.choices("abcdefgh", k=chance.randint(1, 9))) for _ in range(60)]
-            answered = await asyncio.gather(*(ask(live, word) for word in words))
-            for word, ended in zip(words, answered, strict=True):
-                stars = sum(word.count(vowel) for vowel in "aeiou")
-                assert said(ended) == {"word": (word.upper().encode(), (1, len(word))), "stars": number(stars)}
-            check_each_ended_once(live)
-            sizes = [len(r.requests) for _, r in live.log if isinstance(r, StartBatch) and r.stage == "upper"]
-            assert max(sizes) > 1, "parts of one request, or of several, share a batch"
-            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
-            for now_ns, record in live.log:
-                checkers.append(now_ns, record)
-            replayed = replay_log(list(live.log), set_up(setup.application).core())
-            assert replayed.difference is None
-
-    uvloop.run(main())
+    signatures = {key: model.signature for key, model in models.items()}
+    async with live_driver(setup, models, wire(setup.application.graph, signatures)) as live:
+        await live.until(WorkerReady, 5)
+        assert said(await ask(live, "tea")) == {"word": (b"TEA", (1, 3)), "stars": number(2)}
+        assert said(await ask(live, "42")) == {
+            "word": (b"42", (1, 2)),
+            "stars": number(0),
+            "value": number(42),
+        }
+        # Nothing in it: no part, so nothing to join, and it ends after the first stage.
+        nothing = await ask(live, "  ")
+        assert (nothing.outcome, said(nothing)) == (Outcome.SERVED, {})
+        failed = await ask(live, "incomprehensible")
+        assert (failed.outcome, failed.why) == (
+            Outcome.FAILED,
+            "split sends 16 parts to upper, which takes at most 9 per request; request id 4",
+        )
+        words = ["".join(chance.choices("abcdefgh", k=chance.randint(1, 9))) for _ in range(60)]
+        answered = await asyncio.gather(*(ask(live, word) for word in words))
+        for word, ended in zip(words, answered, strict=True):
+            stars = sum(word.count(vowel) for vowel in "aeiou")
+            assert said(ended) == {"word": (word.upper().encode(), (1, len(word))), "stars": number(stars)}
+        check_each_ended_once(live)
+        sizes = [len(r.requests) for _, r in live.log if isinstance(r, StartBatch) and r.stage == "upper"]
+        assert max(sizes) > 1, "parts of one request, or of several, share a batch"
+        checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
+        for now_ns, record in live.log:
+            checkers.append(now_ns, record)
+        replayed = replay_log(list(live.log), set_up(setup.application).core())
+        assert replayed.difference is None

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import msgspec
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, structs
@@ -100,40 +100,33 @@ class Ear:
         return found[count - 1]
 
 
-Scene = Callable[[LiveNode, Ear], Awaitable[None]]
+@asynccontextmanager
+async def local_node(
+    models: dict[str, Servable] | None = None, actuator: CpuActuator | None = None, *, spares_max: int = 0
+) -> AsyncIterator[tuple[LiveNode, Ear]]:
+    """A node of this machine, and what it reports."""
+    models = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
+    servables = {("stage", name): servable for name, servable in models.items()}
+    backend = LiveNode(
+        servables,
+        wirings_of(servables),
+        actuator or Affinity(sorted(os.sched_getaffinity(0))),
+        nodes=[HERE],
+        spares_max=spares_max,
+        start_s_max=20,
+    )
+    ear = Ear()
+    backend.attach(ear)
+    try:
+        yield backend, ear
+    finally:
+        pids = {str(pid) for n in range(1, 9) if (pid := backend.pid(ReplicaId(n)))}
+        pids |= {str(pid) for pid in backend.spares.pids()}
+        await backend.close()
+        assert not pids & set(os.listdir("/proc"))
 
 
-def play(
-    scene: Scene,
-    models: dict[str, Servable] | None = None,
-    actuator: CpuActuator | None = None,
-    *,
-    spares_max: int = 0,
-) -> None:
-    async def main() -> None:
-        servables = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
-        backend = LiveNode(
-            {("stage", name): servable for name, servable in servables.items()},
-            wirings_of({("stage", name): servable for name, servable in servables.items()}),
-            actuator or Affinity(sorted(os.sched_getaffinity(0))),
-            nodes=[HERE],
-            spares_max=spares_max,
-            start_s_max=20,
-        )
-        ear = Ear()
-        backend.attach(ear)
-        try:
-            await scene(backend, ear)
-        finally:
-            pids = {str(pid) for n in range(1, 9) if (pid := backend.pid(ReplicaId(n)))}
-            pids |= {str(pid) for pid in backend.spares.pids()}
-            await backend.close()
-            assert not pids & set(os.listdir("/proc"))
-
-    uvloop.run(main())
-
-
-def test_a_worker_is_not_told_the_url_that_its_model_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_is_not_told_the_url_that_its_model_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may contain a password, and the model may be anybody's code."""
     sent: list[bytes] = []
     tell = RecordLink.tell
@@ -143,18 +136,18 @@ def test_a_worker_is_not_told_the_url_that_its_model_came_from(monkeypatch: pyte
         tell(link, record)
 
     monkeypatch.setattr(RecordLink, "tell", noted)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"echo": Servable("fake:sleep:0:0", BYTES, source="http://user:password@store/model")}) as (
+        backend,
+        ear,
+    ):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
-
-    play(scene, {"echo": Servable("fake:sleep:0:0", BYTES, source="http://user:password@store/model")})
     assert b"fake:sleep:0:0" in b"".join(sent)
     assert b"password" not in b"".join(sent)
 
 
-def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Path) -> None:
+    async with local_node({"mlp": Servable(str(mlp), read_signature(mlp))}) as (backend, ear):
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
         xs = [np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 2)]
@@ -172,15 +165,12 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
             *(WorkerReady, Finished, WorkerStopped),
         ]
 
-    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))})
 
-
-def test_nodes_and_grants_follow_the_machine() -> None:
+async def test_nodes_and_grants_follow_the_machine() -> None:
     """One that is not rented yet is what the machine is when it is."""
     smaller = structs.replace(HERE, cores=1, memory_bytes=1 << 29)
     actuator = Affinity(sorted(os.sched_getaffinity(0)))
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(actuator=actuator) as (backend, ear):
         backend.order(StartWorker(A, spec(cores=2)))
         await ear.hear(WorkerReady)
         backend.refit([smaller], 0.5)
@@ -191,20 +181,16 @@ def test_nodes_and_grants_follow_the_machine() -> None:
         backend.order(ResizeWorker(A, 1))
         assert await ear.hear(WorkerResized) == WorkerResized(A, 0.5)
 
-    play(scene, actuator=actuator)
 
-
-def test_a_local_node_is_always_there() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_local_node_is_always_there() -> None:
+    async with local_node() as (backend, ear):
         backend.order(AcquireNode("here"))
         backend.order(ReleaseNode("here"))
         assert ear.events == [NodeReady(HERE), NodeReleased("here")]
 
-    play(scene)
 
-
-def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
+    async with local_node() as (backend, ear):
         backend.learn(
             {("other", "echo"): Servable("fake:sleep:0:0", BYTES)}, {"other": alone("other", BYTES)}, threads_prepared=1
         )
@@ -218,11 +204,9 @@ def test_models_are_learnt_and_forgotten_while_others_serve() -> None:
         backend.order(StartWorker(ReplicaId(3), spec()))
         await ear.hear(WorkerReady, count=2)
 
-    play(scene)
 
-
-def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(mlp_of_one: Path) -> None:
+    async with local_node({"one": Servable(str(mlp_of_one), read_signature(mlp_of_one))}) as (backend, ear):
         backend.order(StartWorker(A, spec("one")))
         await ear.hear(WorkerReady)
         row = Tensor("FP32", (1, 4), bytes(16))
@@ -230,11 +214,9 @@ def test_a_model_of_fixed_rows_is_served_one_request_at_a_time_within_the_batch(
         await ear.hear(Finished)
         assert [[y.shape for y in ys] for ys in ear.outputs[BatchId(1)]] == [[(1, 3)]] * 3
 
-    play(scene, {"one": Servable(str(mlp_of_one), read_signature(mlp_of_one))})
 
-
-def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
+    async with local_node() as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (2 << 20) for n in range(4)] + [b"small", b"tiny!"]
@@ -243,11 +225,9 @@ def test_megabytes_of_mixed_shapes_come_back_as_they_were() -> None:
             await ear.hear(Finished, count=batch)
             assert [bytes(tensors[0].data) for tensors in ear.outputs[BatchId(batch)]] == contents
 
-    play(scene)
 
-
-def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive_the_worker() -> None:
+    async with local_node() as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         contents = [bytes([n]) * (1 << 20) for n in range(3)]
@@ -272,11 +252,9 @@ def test_large_outputs_are_in_the_workers_arena_until_they_are_freed_and_outlive
             backend._arenas.free(block)
         assert not len(backend._arenas)
 
-    play(scene)
 
-
-def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
+    async with local_node({"slow": Servable("fake:sleep:5000:0", BYTES)}) as (backend, ear):
         backend.order(StartWorker(A, spec("slow")))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
@@ -291,29 +269,25 @@ def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
         assert ear.events[-1] == WorkerStopped(A)
         assert backend.pid(A) is None
 
-    play(scene, {"slow": Servable("fake:sleep:5000:0", BYTES)})
 
-
-def test_a_bug_in_taking_up_a_report_ends_the_replica(
+async def test_a_bug_in_taking_up_a_report_ends_the_replica(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise KeyError(7)
 
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"quick": Servable("fake:sleep:0:0", BYTES)}) as (backend, ear):
         backend.order(StartWorker(A, spec("quick")))
         await ear.hear(WorkerReady)
         monkeypatch.setitem(backend._acts, BatchFinished, fail)
         backend.run(BatchId(1), A, rows(b"x"))
         assert await ear.hear(WorkerLost) == WorkerLost(A, "its report could not be taken up: KeyError(7)")
-
-    play(scene, {"quick": Servable("fake:sleep:0:0", BYTES)})
     (told,) = [record for record in caplog.records if "could not be taken up" in record.getMessage()]
     assert told.exc_info is not None
 
 
-def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
+    async with local_node() as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
@@ -322,21 +296,6 @@ def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
             os.kill(pid, number)
         backend.run(BatchId(1), A, rows(b"x"))
         await ear.hear(Finished)
-
-    play(scene)
-
-
-def test_a_failing_model_fails_batches_and_lives_on() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
-        backend.order(StartWorker(A, spec("bad")))
-        await ear.hear(WorkerReady)
-        for batch in (1, 2):
-            backend.run(BatchId(batch), A, rows(b"x"))
-            assert await ear.hear(BatchFailed, count=batch) == BatchFailed(
-                BatchId(batch), A, "the model raised ValueError", "ValueError: this model fails on purpose"
-            )
-
-    play(scene, {"bad": Servable("fake:sleep:0:0:fail", BYTES)})
 
 
 @pytest.mark.parametrize(
@@ -351,18 +310,16 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
         ),
     ],
 )
-def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
+    async with local_node({"m": Servable(model, BYTES)}) as (backend, ear):
         backend.order(StartWorker(A, spec("m", device=device)))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert says in lost.error
 
-    play(scene, {"m": Servable(model, BYTES)})
 
-
-def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> None:
+    async with local_node({"m": Servable("fake:sleep:0:0", Signature(BYTES.inputs, ()))}) as (backend, ear):
         backend.order(StartWorker(A, spec("m")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, rows(b"x"))
@@ -370,11 +327,9 @@ def test_an_answer_with_other_outputs_than_the_signature_fails_the_batch() -> No
         assert isinstance(failed, BatchFailed)
         assert "returned 1 outputs; it declares 0" in failed.detail
 
-    play(scene, {"m": Servable("fake:sleep:0:0", Signature(BYTES.inputs, ()))})
 
-
-def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
+    async with local_node({"slow": Servable("fake:sleep:60000:0", BYTES)}) as (backend, ear):
         backend.order(StartWorker(A, spec("slow")))
         backend.order(StopWorker(A, ""))
         await ear.hear(WorkerStopped)
@@ -386,13 +341,10 @@ def test_stopping_while_starting_and_while_stuck_is_quick() -> None:
         await ear.hear(WorkerStopped, count=2)
         assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
-    play(scene, {"slow": Servable("fake:sleep:60000:0", BYTES)})
 
-
-def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
+async def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
     actuator = detect().actuator
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(actuator=actuator) as (backend, ear):
         backend.order(StartWorker(A, spec(cores=0.25)))
         pid = backend.pid(A)
         assert pid is not None
@@ -403,11 +355,9 @@ def test_a_start_has_a_whole_core_and_then_what_was_asked_last() -> None:
         await ear.hear(WorkerReady)
         assert actuator.read(pid) == 0.5
 
-    play(scene, actuator=actuator)
 
-
-def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
+    async with local_node(actuator=Affinity(sorted(os.sched_getaffinity(0))[:1])) as (backend, ear):
         backend.order(StartWorker(A, spec(cores=64)))
         await ear.hear(WorkerReady)
         assert ear.events[-2] == WorkerResized(A, 1)
@@ -415,8 +365,6 @@ def test_cores_beyond_the_machines_are_reported_as_what_is_granted() -> None:
         assert await ear.hear(WorkerResized, count=2) == WorkerResized(A, 0.5)
         backend.order(ResizeWorker(A, 8))
         assert await ear.hear(WorkerResized, count=3) == WorkerResized(A, 1)
-
-    play(scene, actuator=Affinity(sorted(os.sched_getaffinity(0))[:1]))
 
 
 SERVER = """
@@ -471,8 +419,8 @@ def test_workers_die_with_a_server_that_is_killed_and_the_next_one_cleans_up() -
     assert not folder or not Path(folder).exists()
 
 
-def test_lives_leave_no_descriptors_behind() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_lives_leave_no_descriptors_behind() -> None:
+    async with local_node() as (backend, ear):
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         for n in range(1, 7):
@@ -487,14 +435,11 @@ def test_lives_leave_no_descriptors_behind() -> None:
             await ear.hear(WorkerLost, WorkerStopped, count=n)
         assert len(os.listdir("/proc/self/fd")) == before
 
-    play(scene)
 
-
-def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Path) -> None:
+async def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Path) -> None:
     """Acceptance check 11 of the Sponge specification, but for the times, which benchmarks measure."""
     resizes = 1000
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"mlp": Servable(str(mlp), read_signature(mlp))}, detect().actuator) as (backend, ear):
         chance = np.random.default_rng(11)
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
@@ -514,8 +459,6 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
         assert len({bytes(ys[0].data) for outputs in ear.outputs.values() for ys in outputs}) == 1
         assert sum(isinstance(event, WorkerResized) for event in ear.events) == resizes
         assert not [event for event in ear.events if isinstance(event, WorkerLost | BatchFailed)]
-
-    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, detect().actuator)
 
 
 # Spare workers
@@ -544,8 +487,8 @@ async def gone(*pids: int) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
+    async with local_node({"mlp": Servable(str(mlp), read_signature(mlp))}, spares_max=4) as (backend, ear):
         assert backend.spares.pids() == []
         backend.order(StartWorker(A, spec("mlp")))
         await ear.hear(WorkerReady)
@@ -561,24 +504,20 @@ def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
         [another] = await spares(backend, 1)
         assert another != ahead
 
-    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, spares_max=4)
-
 
 @pytest.mark.usefixtures("soon")
-def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
+    async with local_node(spares_max=2) as (backend, ear):
         for number in range(1, 4):
             backend.order(StartWorker(ReplicaId(number), spec("echo")))
         assert backend.spares.pids() == []
         await ear.hear(WorkerReady, count=3)
         assert len(await spares(backend, 2)) == 2, "no more than allowed"
 
-    play(scene, spares_max=2)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
@@ -589,12 +528,10 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
         backend.order(StartWorker(B, spec("echo")))
         await ear.hear(WorkerReady, count=2)
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         [pid] = await spares(backend, 1)
@@ -605,12 +542,10 @@ def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
         await ear.hear(WorkerReady, count=2)
         assert not any(isinstance(event, WorkerLost) for event in ear.events)
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         ahead = await spares(backend, 1)
@@ -618,16 +553,13 @@ def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
         await ear.hear(WorkerLost)
         assert backend.spares.pids() == ahead
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [3]
     monkeypatch.setattr(spare_workers, "SPARES_FOR_S", 0.2)
     monkeypatch.setattr(spare_workers, "most_together", lambda *_: wanted[0])
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=4) as (backend, ear):
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         first, *others = await spares(backend, 3)
@@ -635,12 +567,10 @@ def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch
         assert await spares(backend, 1) == [first]
         await gone(*others)
 
-    play(scene, spares_max=4)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_worker_waits_before_anything_has_started() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_worker_waits_before_anything_has_started() -> None:
+    async with local_node(spares_max=4) as (backend, ear):
         told: list[int] = []
         backend.spares.on_change = lambda: told.append(len(backend.spares.pids()))
         [pid] = await spares(backend, 1)
@@ -653,8 +583,6 @@ def test_a_worker_waits_before_anything_has_started() -> None:
         backend.order(StartWorker(A, spec("echo")))
         assert (backend.pid(A), told) == (pid, [1, 0])
         await ear.hear(WorkerReady)
-
-    play(scene, spares_max=4)
 
 
 def threads_of(pid: int) -> list[int]:
@@ -682,27 +610,23 @@ def test_spare_workers_get_ready_at_the_lowest_priority(tmp_path: Path) -> None:
     assert found == [f"['7'] True {os.SCHED_IDLE} {usual}", f"['7'] True {usual} {usual}"]
 
 
-def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_workers.SparePool, "_start", lambda _: pytest.fail("one is started"))
     monkeypatch.setattr(spare_workers, "SPARES_AFTER_S", 0.01)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=0) as (backend, ear):
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
         await asyncio.sleep(0.1)
         assert backend.spare_processes() == {"local": SpareProcesses()}
 
-    play(scene, spares_max=0)
-
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
+async def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TAKEN_S_MAX", 0.2)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
         backend.order(StartWorker(A, spec("echo")))
@@ -717,12 +641,10 @@ def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
         assert [event for event in ear.events if isinstance(event, WorkerResized)] == [WorkerResized(A, 2)]
         assert not any(isinstance(event, WorkerLost) for event in ear.events)
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGSTOP)
         backend.order(StartWorker(A, spec("echo")))
@@ -730,11 +652,11 @@ def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
         await ear.hear(WorkerStopped)
         await gone(pid)
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first two hang: at the lowest priority the first time, at the usual one then."""
     monkeypatch.setattr(spare_workers, "HUMBLE_S_MAX", 0.1)
     monkeypatch.setattr(spare_workers, "SPARE_S_MAX", 0.1)
@@ -749,19 +671,16 @@ def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkey
         return spawn(name, arguments, fds)
 
     monkeypatch.setattr(spare_workers, "spawn", hanging)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=1) as (backend, _):
         [pid] = await spares(backend, 1)
         assert [command[2] for command in commands] == [1, 0, 0]
         os.kill(pid, signal.SIGKILL)
         await spares(backend, 1, without=[pid])
         assert commands[3][2] == 1, "one that waited has shown that it works"
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spawn, refused = processes.spawn, asyncio.Event()
 
     def refusing(name: str, arguments: Sequence[object], fds: Sequence[int], **_: object) -> subprocess.Popen[bytes]:
@@ -771,17 +690,14 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(spare_workers, "spawn", refusing)
     monkeypatch.setattr(spare_workers._log, "warning", lambda *_: refused.set())
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=1) as (backend, ear):
         await asyncio.wait_for(refused.wait(), 20)
         backend.order(StartWorker(A, spec("echo")))
         await ear.hear(WorkerReady)
 
-    play(scene, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
+async def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
     class Refusing(Affinity):
         tries = 0
 
@@ -791,19 +707,16 @@ def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
                 raise MachineError("control group of the first cannot be set")
 
     actuator = Refusing([0])
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(actuator=actuator, spares_max=1) as (backend, ear):
         [pid] = await spares(backend, 1)
         assert actuator.tries == 2
         backend.order(StartWorker(A, spec("echo")))
         assert backend.pid(A) == pid
         await ear.hear(WorkerReady)
 
-    play(scene, actuator=actuator, spares_max=1)
-
 
 @pytest.mark.usefixtures("soon")
-def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     spawn, begun, made = processes.spawn, threading.Event(), list[subprocess.Popen[bytes]]()
 
     def slow(*given: Any, **others: Any) -> subprocess.Popen[bytes]:
@@ -813,15 +726,12 @@ def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyP
         return made[0]
 
     monkeypatch.setattr(spare_workers, "spawn", slow)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(spares_max=1):
         await asyncio.to_thread(begun.wait, 20)
-
-    play(scene, spares_max=1)
     assert [process.returncode for process in made] == [-signal.SIGKILL]
 
 
-def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A spare one would begin at once, on cores that are not its own."""
     order: list[str] = []
     tell = RecordLink.tell
@@ -836,12 +746,9 @@ def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.Monke
         tell(link, record)
 
     monkeypatch.setattr(RecordLink, "tell", noted)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(actuator=Noted([0])) as (backend, _):
         backend.order(StartWorker(A, spec("echo")))
         assert order == ["confined", "StageSetup"]
-
-    play(scene, actuator=Noted([0]))
 
 
 @given(starts=st.lists(st.integers(0, 5000).map(lambda tenths: tenths / 4), max_size=30), now=st.integers(0, 400))
@@ -856,11 +763,10 @@ def group_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_reservation() -> None:
+async def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_reservation() -> None:
     actuator = detect().actuator
     cores = capacity().cores
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node(actuator=actuator) as (backend, ear):
         own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))
         for replica in (A, B):
             backend.order(StartWorker(replica, own))
@@ -875,8 +781,6 @@ def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_res
         backend.run(BatchId(1), A, rows(b"x"))
         await ear.hear(Finished)
 
-    play(scene, actuator=actuator)
-
 
 class WithoutPools(Affinity):
     """An actuator that cannot share cores."""
@@ -885,11 +789,9 @@ class WithoutPools(Affinity):
         raise MachineError("no such group")
 
 
-def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
+    async with local_node(actuator=WithoutPools([0])) as (backend, ear):
         backend.order(StartWorker(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False))))
         await ear.hear(WorkerLost)
         assert ear.events[-1] == WorkerLost(A, "no such group")
         assert not [event for event in ear.events if isinstance(event, WorkerReady)]
-
-    play(scene, actuator=WithoutPools([0]))

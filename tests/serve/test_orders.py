@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol, cast
 
 import pytest
-import uvloop
 
 from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.events import Event, Finished, WorkerProgressed, WorkerReady, WorkerResized, WorkerStopped
@@ -26,9 +25,9 @@ from sloop.shared_memory import Arenas
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
 from tests.joining import JoiningNodes, Memory
-from tests.serve.rig import run_of, wirings_of
+from tests.serve.rig import run_of, until, wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
-from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.test_network import HOST, TOKEN
 
 pytestmark = pytest.mark.live
 A: Final = ReplicaId(0)
@@ -177,74 +176,65 @@ ORDERS: Final[Sequence[Orders]] = [
 
 
 @pytest.mark.parametrize("orders", ORDERS, ids="-".join)
-def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders: Orders) -> None:
-    async def scene() -> None:
-        async with made() as rig:
-            rig.start(0.75)
-            for moment in MOMENTS:
-                await rig.reach(moment)
-                for cores in orders.get(moment, ()):
-                    rig.resize(cores)
-                await asyncio.sleep(0.05)  # so that orders arrive before the replica's start goes on
-            await rig.settle()
-            answers = [each.cores for each in rig.events if isinstance(each, WorkerResized)]
-            wanted = [cores for moment in MOMENTS for cores in orders.get(moment, ())]
-            assert len(answers) == len(wanted)
-            assert answers[-1] == wanted[-1]
-
-    uvloop.run(scene())
+async def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders: Orders) -> None:
+    async with made() as rig:
+        rig.start(0.75)
+        for moment in MOMENTS:
+            await rig.reach(moment)
+            for cores in orders.get(moment, ()):
+                rig.resize(cores)
+            await asyncio.sleep(0.05)  # so that orders arrive before the replica's start goes on
+        await rig.settle()
+        answers = [each.cores for each in rig.events if isinstance(each, WorkerResized)]
+        wanted = [cores for moment in MOMENTS for cores in orders.get(moment, ())]
+        assert len(answers) == len(wanted)
+        assert answers[-1] == wanted[-1]
 
 
 @pytest.mark.parametrize("at", MOMENTS)
-def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) -> None:
-    async def scene() -> None:
-        async with made() as rig:
-            rig.start(0.75)
-            for moment in MOMENTS[: MOMENTS.index(at) + 1]:
-                await rig.reach(moment)
-            rig.resize(0.5)
-            rig.stop()
-            await rig.settle()
-            kinds = [type(each) for each in rig.events if isinstance(each, WorkerResized | WorkerStopped)]
-            assert kinds.count(WorkerStopped) == 1
-            assert kinds.count(WorkerResized) <= 1, "its end answers the order too"
-            assert kinds[-1] is WorkerStopped
-
-    uvloop.run(scene())
+async def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) -> None:
+    async with made() as rig:
+        rig.start(0.75)
+        for moment in MOMENTS[: MOMENTS.index(at) + 1]:
+            await rig.reach(moment)
+        rig.resize(0.5)
+        rig.stop()
+        await rig.settle()
+        kinds = [type(each) for each in rig.events if isinstance(each, WorkerResized | WorkerStopped)]
+        assert kinds.count(WorkerStopped) == 1
+        assert kinds.count(WorkerResized) <= 1, "its end answers the order too"
+        assert kinds[-1] is WorkerStopped
 
 
-def test_a_worker_is_in_one_state_from_its_order_to_its_end() -> None:
-    async def scene() -> None:
-        fetching, ear = Held(), Ear()
-        models = NodeModels("one", lambda: cast(Any, HeldCache(fetching)))
-        models.connect(BlockClient(TOKEN), (HOST, 1))
-        servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
-        node = LiveNode(servables, wirings_of(servables), detect().actuator, models=models)
-        node.attach(ear)
-        node.order(StartWorker(A, ReplicaSpec("stage", "echo", Slot(1.0), "one")))
-        worker, seen = node.workers[A], list[WorkerPhase]()
+async def test_a_worker_is_in_one_state_from_its_order_to_its_end() -> None:
+    fetching, ear = Held(), Ear()
+    models = NodeModels("one", lambda: cast(Any, HeldCache(fetching)))
+    models.connect(BlockClient(TOKEN), (HOST, 1))
+    servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
+    node = LiveNode(servables, wirings_of(servables), detect().actuator, models=models)
+    node.attach(ear)
+    node.order(StartWorker(A, ReplicaSpec("stage", "echo", Slot(1.0), "one")))
+    worker, seen = node.workers[A], list[WorkerPhase]()
 
-        async def reach(phase: WorkerPhase) -> None:
-            await until(lambda: worker.phase is phase)
-            seen.append(worker.phase)
+    async def reach(phase: WorkerPhase) -> None:
+        await until(lambda: worker.phase is phase)
+        seen.append(worker.phase)
 
-        await reach(WorkerPhase.FETCHING)
-        fetching.go_on()
-        await ear.hear(WorkerReady)
-        await reach(WorkerPhase.READY)
-        node.run(BatchId(1), A, run_of([[Tensor("UINT8", (1, 1), b"x")]]))
-        await reach(WorkerPhase.BUSY)
-        await ear.hear(Finished)
-        await reach(WorkerPhase.READY)
-        node.order(StopWorker(A, ""))
-        await reach(WorkerPhase.STOPPING)
-        node.order(StopWorker(A, ""))
-        node.order(ResizeWorker(A, 0.5))
-        await ear.hear(WorkerStopped)
-        assert not node.workers
-        assert sum(isinstance(event, WorkerStopped) for event in ear.events) == 1
-        steps = [event.step for event in ear.events if isinstance(event, WorkerProgressed)]
-        assert steps == ["fetching", "spawning", "loading", "warming"]
-        await node.close()
-
-    uvloop.run(scene())
+    await reach(WorkerPhase.FETCHING)
+    fetching.go_on()
+    await ear.hear(WorkerReady)
+    await reach(WorkerPhase.READY)
+    node.run(BatchId(1), A, run_of([[Tensor("UINT8", (1, 1), b"x")]]))
+    await reach(WorkerPhase.BUSY)
+    await ear.hear(Finished)
+    await reach(WorkerPhase.READY)
+    node.order(StopWorker(A, ""))
+    await reach(WorkerPhase.STOPPING)
+    node.order(StopWorker(A, ""))
+    node.order(ResizeWorker(A, 0.5))
+    await ear.hear(WorkerStopped)
+    assert not node.workers
+    assert sum(isinstance(event, WorkerStopped) for event in ear.events) == 1
+    steps = [event.step for event in ear.events if isinstance(event, WorkerProgressed)]
+    assert steps == ["fetching", "spawning", "loading", "warming"]
+    await node.close()

@@ -7,13 +7,13 @@ import os
 import random
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import uvloop
 
 from sloop.errors import MachineError
 from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, joined
@@ -23,6 +23,7 @@ from sloop.serve.weights.cache import WeightsCache
 from sloop.serve.weights.peers import FileServer, PeerStore
 from sloop.serve.weights.sources import ModelSource, Patience, Store
 from tests.serve.bad_store import BadStore, Served
+from tests.serve.rig import until
 from tests.serve.test_network import certificates, tls_of
 from tests.serve.test_weights import put, split_model
 
@@ -75,46 +76,25 @@ Make = Callable[[], Awaitable[Machine]]
 
 
 @pytest.fixture
-def store() -> Iterator[BadStore]:
-    with BadStore() as made:
-        made.files["/big.bin"] = Served(CONTENT)
-        yield made
+def store(store: BadStore) -> BadStore:
+    store.files["/big.bin"] = Served(CONTENT)
+    return store
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From where on any machine was asked for a file that it has."""
-    found: list[int] = []
-    before = FileServer._send
+@asynccontextmanager
+async def machines(tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes machines, which end with it."""
+    made: list[Machine] = []
 
-    async def noted(self: FileServer, writer: asyncio.StreamWriter, fd: int, at: int, end: int) -> bool:
-        found.append(at)
-        return await before(self, writer, fd, at, end)
+    async def make() -> Machine:
+        made.append(await Machine(tmp_path / f"machine-{len(made)}").open())
+        return made[-1]
 
-    monkeypatch.setattr(FileServer, "_send", noted)
-    return found
-
-
-def play(tmp_path: Path, scene: Callable[[Make], Awaitable[None]]) -> None:
-    async def main() -> None:
-        machines: list[Machine] = []
-
-        async def make() -> Machine:
-            machines.append(await Machine(tmp_path / f"machine-{len(machines)}").open())
-            return machines[-1]
-
-        try:
-            await asyncio.wait_for(scene(make), 60)
-        finally:
-            for each in machines:
-                await each.close()
-
-    uvloop.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
-        await asyncio.sleep(0.002)
+    try:
+        yield make
+    finally:
+        for each in made:
+            await each.close()
 
 
 def part_bytes(machine: Machine) -> int:
@@ -123,12 +103,11 @@ def part_bytes(machine: Machine) -> int:
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
-def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
+async def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
     store: BadStore, tmp_path: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch, is_secure: bool
 ) -> None:
     monkeypatch.setattr(Machine, "tls", tls_of(certificates) if is_secure else None)
-
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         first, second, third = [await make() for _ in range(3)]
         store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
         url = f"{store.url}/big.bin"
@@ -141,8 +120,6 @@ def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
         hold.set()
         for path in await asyncio.gather(*fetching):
             assert path.read_bytes() == CONTENT
-
-    play(tmp_path, scene)
     assert store.sent_bytes["/big.bin"] < len(CONTENT) + 100, "besides, it was asked for the version"
 
 
@@ -163,7 +140,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nETag: %s\r\nContent-Length: %d\r\n\r\n"
         (None, "no byte has come for 0.2 s"),
     ],
 )
-def test_a_peer_that_sends_nonsense_or_nothing_is_left(
+async def test_a_peer_that_sends_nonsense_or_nothing_is_left(
     store: BadStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,21 +160,17 @@ def test_a_peer_that_sends_nonsense_or_nothing_is_left(
         return True
 
     monkeypatch.setattr(FileServer, "_answer", lie)
-
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT
-
-    play(tmp_path, scene)
     assert re.search(told, caplog.text), caplog.text
 
 
-def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp_path: Path) -> None:
+async def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp_path: Path) -> None:
     path = split_model(tmp_path, "w.bin")
     put(store, path)
     served = f"/models/{path.name}"
-
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         one = await first.fetch(f"{store.url}{served}")
         sent = dict(store.sent_bytes)
@@ -208,71 +181,24 @@ def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp
         for name in (served, "/models/w.bin"):
             assert store.sent_bytes[name] - sent[name] <= 2, "asked for its version only"
 
-    play(tmp_path, scene)
 
-
-@pytest.mark.parametrize("is_middle_asked", [True, False])
-def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
-    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[int]
-) -> None:
-    async def scene(make: Make) -> None:
-        first, middle, last = [await make() for _ in range(3)]
-        store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
-        url = f"{store.url}/big.bin"
-        fetching = [asyncio.create_task(first.fetch(url))]
-        await until(lambda: part_bytes(first) > 0)
-        fetching.append(asyncio.create_task(middle.fetch(url, [first])))
-        await until(lambda: part_bytes(middle) > 0)
-        ended = asyncio.create_task(last.fetch(url, [middle, first] if is_middle_asked else [middle]))
-        await until(lambda: part_bytes(last) > HALF - 2 * module.CHUNK_BYTES)
-        here = part_bytes(last)
-        asked.clear()
-        await middle.die()
-        hold.set()
-        assert (await ended).read_bytes() == CONTENT
-        assert [path.read_bytes() == CONTENT for path in await asyncio.gather(*fetching)] == [True, True]
-        assert min(asked, default=here) >= here - module.CHUNK_BYTES, "what had come was asked for again"
-        if not is_middle_asked:
-            ranges = [int(each["range"][6:-1]) for each in store.asked("/big.bin") if each.get("range", "")[-1:] == "-"]
-            assert ranges, "the store went on"
-            assert min(ranges) >= here - module.CHUNK_BYTES
-
-    play(tmp_path, scene)
-
-
-def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path) -> None:
-    async def scene(make: Make) -> None:
+async def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         await first.fetch(f"{store.url}/big.bin")
         store.files["/big.bin"] = Served(CONTENT[::-1])
         path = await second.fetch(f"{store.url}/big.bin", [first])
         assert path.read_bytes() == CONTENT[::-1]
 
-    play(tmp_path, scene)
 
-
-def test_a_damaged_copy_is_noticed_and_the_store_is_read(store: BadStore, tmp_path: Path, asked: list[int]) -> None:
-    async def scene(make: Make) -> None:
-        first, second = await make(), await make()
-        text = f"{store.url}/big.bin#sha256={hashlib.sha256(CONTENT).hexdigest()}"
-        path = await first.fetch(text)
-        with path.open("r+b") as file:
-            file.seek(HALF)
-            file.write(b"damaged!")
-        assert (await second.fetch(text, [first])).read_bytes() == CONTENT
-        assert asked == [0], "the copy was read first"
-
-    play(tmp_path, scene)
-
-
-def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
+async def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
     store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that asks just then would be told that the file is not here, and would give up this source."""
     found: list[bool] = []
     key = ModelSource.of(f"{store.url}/big.bin").key
-
-    async def scene(make: Make) -> None:
+    committed: list[bool] = []
+    async with machines(tmp_path) as make:
         here = await make()
         folder = here.cache.models
 
@@ -293,9 +219,6 @@ def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
 
         monkeypatch.setattr(type(folder), "commit", watched)
         await here.fetch(f"{store.url}/big.bin")
-
-    committed: list[bool] = []
-    play(tmp_path, scene)
     assert len(committed) > 6
     assert all(committed), committed
 
@@ -308,10 +231,10 @@ def looking_before(do: Callable[..., Any], look: Callable[[], None]) -> Callable
     return both
 
 
-def test_a_file_that_is_completed_while_it_is_looked_for_is_found(
+async def test_a_file_that_is_completed_while_it_is_looked_for_is_found(
     store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         here = await make()
         path = await here.fetch(f"{store.url}/big.bin")
         key, folder = ModelSource.of(f"{store.url}/big.bin").key, here.cache.models
@@ -326,11 +249,9 @@ def test_a_file_that_is_completed_while_it_is_looked_for_is_found(
         assert known is not None
         assert known[0].samefile(path)
 
-    play(tmp_path, scene)
 
-
-def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> None:
-    async def scene(make: Make) -> None:
+async def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         url = f"{store.url}/big.bin"
         await first.fetch(url)
@@ -338,17 +259,14 @@ def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> 
         store.files["/big.bin.sha256"] = Served(status=404)
         assert (await second.fetch(url, [first])).read_bytes() == CONTENT
 
-    play(tmp_path, scene)
-
 
 @pytest.mark.parametrize("begins", ["later", "slowly"])
-def test_a_peer_that_is_about_to_receive_the_file_is_waited_for(
+async def test_a_peer_that_is_about_to_receive_the_file_is_waited_for(
     store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
     """Two that are ordered to fetch it at the same time ask before the other's transfer has a file."""
     monkeypatch.setattr(module, "BEGIN_S", 60.0 if begins == "later" else 0.0)
-
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         url, content = f"{store.url}/big.bin#sha256={hashlib.sha256(CONTENT).hexdigest()}", store.files["/big.bin"]
         store.files["/big.bin"] = replace(content, raw=b"")  # the store breaks off until the second has asked
@@ -369,27 +287,22 @@ def test_a_peer_that_is_about_to_receive_the_file_is_waited_for(
         store.files["/big.bin"] = content
         for path in await asyncio.gather(*fetching):
             assert path.read_bytes() == CONTENT
-
-    play(tmp_path, scene)
     assert store.sent_bytes["/big.bin"] == len(CONTENT)
 
 
-def test_peers_that_are_not_there_or_have_nothing_are_passed_over(store: BadStore, tmp_path: Path) -> None:
-    async def scene(make: Make) -> None:
+async def test_peers_that_are_not_there_or_have_nothing_are_passed_over(store: BadStore, tmp_path: Path) -> None:
+    async with machines(tmp_path) as make:
         empty, gone, last = [await make() for _ in range(3)]
         await gone.die()
         path = await last.fetch(f"{store.url}/big.bin", [(HERE, 1), gone, empty])
         assert path.read_bytes() == CONTENT
 
-    play(tmp_path, scene)
 
-
-def test_a_peer_whose_own_transfer_stands_still_is_left(
+async def test_a_peer_whose_own_transfer_stands_still_is_left(
     store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STALLED_S", 0.1)
-
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         url = f"{store.url}/big.bin"
         store.files["/big.bin"] = Served(CONTENT, hold=threading.Event())
@@ -399,8 +312,6 @@ def test_a_peer_whose_own_transfer_stands_still_is_left(
         assert (await second.fetch(url, [first])).read_bytes() == CONTENT
         assert not stuck.done()
         stuck.cancel()
-
-    play(tmp_path, scene)
 
 
 @pytest.mark.parametrize(
@@ -414,28 +325,24 @@ def test_a_peer_whose_own_transfer_stands_still_is_left(
         b"x" * 100_000,
     ],
 )
-def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: bytes) -> None:
+async def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: bytes) -> None:
     def ask(peer: Endpoint) -> bytes:
         with joined(peer, TOKEN, Purpose.WEIGHTS, None) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(request_)
             return b"".join(iter(lambda: sock.recv(1000), b""))
         return b""
 
-    async def scene(make: Make) -> None:
+    async with machines(tmp_path) as make:
         machine = await make()
         answer = await asyncio.to_thread(ask, machine.endpoint)
         assert answer.startswith(b"HTTP/1.1 404 ") or (not answer and len(request_) > module.HEAD_BYTES_MAX)
 
-    play(tmp_path, scene)
 
-
-def test_strangers_are_sent_nothing(store: BadStore, tmp_path: Path) -> None:
-    async def scene(make: Make) -> None:
+async def test_strangers_are_sent_nothing(store: BadStore, tmp_path: Path) -> None:
+    async with machines(tmp_path) as make:
         machine = await make()
         with pytest.raises(MachineError, match="closed"):
             await asyncio.to_thread(joined, machine.endpoint, b"another token, as long", Purpose.WEIGHTS, None)
-
-    play(tmp_path, scene)
 
 
 def opened(name: str) -> list[str]:
@@ -447,8 +354,8 @@ def opened(name: str) -> list[str]:
     return [each for each in found if each.endswith(name)]
 
 
-def test_files_that_were_sent_are_closed_with_the_connection(store: BadStore, tmp_path: Path) -> None:
-    async def scene(make: Make) -> None:
+async def test_files_that_were_sent_are_closed_with_the_connection(store: BadStore, tmp_path: Path) -> None:
+    async with machines(tmp_path) as make:
         first, second = await make(), await make()
         store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
         fetching = [asyncio.create_task(first.fetch(f"{store.url}/big.bin"))]
@@ -459,5 +366,3 @@ def test_files_that_were_sent_are_closed_with_the_connection(store: BadStore, tm
         hold.set()
         await asyncio.gather(*fetching)
         await until(lambda: not opened("/big.bin"))
-
-    play(tmp_path, scene)

@@ -1,7 +1,6 @@
 """Parts of a model in worker processes: they serve together what the model answers, complete themselves, and lose only
 what a lost part had to compute."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -18,14 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.actions import Decided, StartBatch, StartWorker, StopWorker
 from sloop.app.load import load_application
@@ -55,9 +52,10 @@ from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot, parts_at
+from tests.onnx_graphs import save_model
 from tests.serve.edge.fakes import LoopThread
-from tests.serve.rig import run_of
-from tests.serve.test_local_backend import Ear, play
+from tests.serve.rig import run_of, until
+from tests.serve.test_local_backend import Ear, local_node
 from tests.serve.test_server import Running
 
 WIDTH = 256
@@ -70,30 +68,15 @@ A, B, C, D = (ReplicaId(number) for number in range(1, 5))
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four dense layers; the last one also reads the input, and what the second has computed."""
-    chance = np.random.default_rng(5)
-    weights = [
-        numpy_helper.from_array(chance.normal(size=(WIDTH, size)).astype(np.float32) / 16, name)
-        for name, size in (("a", WIDTH), ("b", WIDTH), ("c", WIDTH), ("d", 5))
-    ]
-    dense = [
-        (helper.make_node("MatMul", [given, name], [f"m{place}"]), helper.make_node("Relu", [f"m{place}"], [end], end))
-        for place, (given, name, end) in enumerate((("x", "a", "r1"), ("r1", "b", "r2"), ("r2", "c", "r3")))
-    ]
-    graph = helper.make_graph(
-        [
-            *(node for pair in dense for node in pair),
-            helper.make_node("Add", ["r2", "r3"], ["sum"], name="sum"),
-            helper.make_node("Add", ["sum", "x"], ["all"], name="all"),
-            helper.make_node("MatMul", ["all", "d"], ["y"], name="y"),
-        ],
-        "skips",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5])],
-        weights,
-    )
-    path = tmp_path_factory.mktemp("models") / "skips.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return path
+    chance, sizes = np.random.default_rng(5), {"a": WIDTH, "b": WIDTH, "c": WIDTH, "d": 5}
+    weights = {name: chance.normal(size=(WIDTH, size)).astype(np.float32) / 16 for name, size in sizes.items()}
+    text = f"""(float[n, {WIDTH}] x) => (float[n, 5] y) {{
+        m0 = MatMul(x, a) [r1] r1 = Relu(m0)
+        m1 = MatMul(r1, b) [r2] r2 = Relu(m1)
+        m2 = MatMul(r2, c) [r3] r3 = Relu(m2)
+        [sum] sum = Add(r2, r3) [all] all = Add(sum, x) [y] y = MatMul(all, d)
+    }}"""
+    return save_model(tmp_path_factory.mktemp("models") / "skips.onnx", text, weights)
 
 
 def table(row_ms: float) -> LatencyTable:
@@ -101,8 +84,10 @@ def table(row_ms: float) -> LatencyTable:
     return LatencyTable({rows: {cores: rows * row_ms / cores for cores in (0.5, 1.0)} for rows in (1, 16)})
 
 
-def layers_of(ends: Sequence[str], counts: Sequence[int] = (2, 2, 2, 3)) -> LayerProfile:
-    """Each block takes 10 ms for each row on a core; `counts` has its layers."""
+def layers_of(
+    ends: Sequence[str] = ENDS, counts: Sequence[int] = (2, 2, 2, 3), *, row_ms: float = 10.0
+) -> LayerProfile:
+    """Each block takes `row_ms` for each row on a core; `counts` has its layers."""
     blocks = tuple(
         LayerBlock(
             end=end,
@@ -112,27 +97,28 @@ def layers_of(ends: Sequence[str], counts: Sequence[int] = (2, 2, 2, 3)) -> Laye
             output_bytes=4 * WIDTH,
             crossing_bytes=4 * WIDTH,
             load_ms=1.0,
-            latency_ms=table(10.0),
+            latency_ms=table(row_ms),
         )
         for end, count in zip(ends, counts, strict=True)
     )
     return LayerProfile(
         blocks=blocks,
         load_ms=4.0,
-        latency_ms=table(40.0),
+        latency_ms=table(4 * row_ms),
         input_bytes=4 * WIDTH,
         move_ms_per_mb=0.5,
         difference=0.0,
     )
 
 
-def profile_of() -> Profile:
-    return Profile(latency_ms=table(40.0), max_batch=16, max_cores=1, layers=layers_of(ENDS))
+def profile_of(layers: LayerProfile | None = None) -> Profile:
+    layers = layers or layers_of()
+    return Profile(latency_ms=layers.latency_ms, max_batch=16, max_cores=1, layers=layers)
 
 
-def servable(model: Path, folder: Path) -> Servable:
+def servable(model: Path, folder: Path, *, row_ms: float = 10.0, for_shadows: bool = False) -> Servable:
     known = examine(model)
-    cut = cut_of(known, {"": profile_of()}, {}, folder, for_shadows=False)
+    cut = cut_of(known, {"": profile_of(layers_of(row_ms=row_ms))}, {}, folder, for_shadows=for_shadows)
     return Servable(known.file, known.signature, cut=cut)
 
 
@@ -177,15 +163,11 @@ def test_parts_of_any_cut_give_what_the_model_gives(model: Path, tmp_path: Path,
 @pytest.mark.parametrize("bounds", [(0, 1, 2), (0, 2)])
 def test_inputs_that_are_outputs_pass_by_all_parts(tmp_path: Path, bounds: tuple[int, ...]) -> None:
     """One of them no layer reads."""
-    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "id")]
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
-    path = tmp_path / "passing.onnx"
-    graph = helper.make_graph(nodes, "passing", given, [made, *given])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    known = examine(path)
+    given = "float[n, 3] x, float[n, 3] id"
+    graph = f"({given}) => (float[n, 3] y, {given}) {{ r = Relu(x) y = Neg(r) }}"
+    known = examine(save_model(tmp_path / "passing.onnx", graph))
     assert known.obstacle == ""
-    profile = structs.replace(profile_of(), layers=layers_of(("r", "y"), (1, 1)))
+    profile = profile_of(layers_of(("r", "y"), (1, 1)))
     cut = cut_of(known, {"": profile}, {}, tmp_path, for_shadows=False)
     x, id = np.random.default_rng(3).normal(size=(2, 4, 3)).astype(np.float32)
     if len(bounds) == 2:
@@ -206,21 +188,12 @@ def test_inputs_that_are_outputs_pass_by_all_parts(tmp_path: Path, bounds: tuple
 def test_parts_may_count_rows_as_their_model_does(tmp_path: Path) -> None:
     """As language models do, whose layers see one row for each word: a shadow could not divide these, but parts get
     whole batches."""
-    shapes = [
-        numpy_helper.from_array(np.array(shape), name) for name, shape in (("two", (-1, 3)), ("three", (-1, 4, 3)))
-    ]
-    weights = [numpy_helper.from_array(np.eye(3, dtype=np.float32)[::-1] * 2, "w"), *shapes]
-    nodes = [
-        helper.make_node("Reshape", ["x", "two"], ["words"], name="words"),
-        helper.make_node("MatMul", ["words", "w"], ["r"], name="r"),
-        helper.make_node("MatMul", ["r", "w"], ["s"], name="s"),
-        helper.make_node("Reshape", ["s", "three"], ["y"], name="y"),
-    ]
-    port = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 3]) for name in "xy"]
-    path = tmp_path / "words.onnx"
-    graph = helper.make_graph(nodes, "words", port[:1], port[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    known, profile = examine(path), structs.replace(profile_of(), layers=layers_of(("r", "y"), (2, 2)))
+    weights = {"w": np.eye(3, dtype=np.float32)[::-1] * 2, "two": np.array((-1, 3)), "three": np.array((-1, 4, 3))}
+    text = """(float[n, 4, 3] x) => (float[n, 4, 3] y) {
+        [words] words = Reshape(x, two) [r] r = MatMul(words, w) [s] s = MatMul(r, w) [y] y = Reshape(s, three)
+    }"""
+    path = save_model(tmp_path / "words.onnx", text, weights)
+    known, profile = examine(path), profile_of(layers_of(("r", "y"), (2, 2)))
     with pytest.raises(InputError, match="rows of a batch cannot be divided at 'y'"):
         cut_of(known, {"": profile}, {}, tmp_path)
     cut = cut_of(known, {"": profile}, {}, tmp_path, for_shadows=False)
@@ -560,12 +533,11 @@ def lost(ear: Ear) -> list[object]:
 
 @pytest.mark.live
 @pytest.mark.parametrize(("bounds", "spares"), [((0, 2, 4), 0), ((0, 1, 4), 1), ((0, 1, 2, 3, 4), 0)])
-def test_a_life_of_a_pipeline(
+async def test_a_life_of_a_pipeline(
     model: Path, tmp_path: Path, held: Callable[[LiveNode], None], bounds: tuple[int, ...], spares: int
 ) -> None:
     members = (A, B, C, D)[: len(bounds) - 1]
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}, spares_max=spares) as (backend, ear):
         start(backend, bounds, *members)
         await ear.hear(WorkerReady, count=len(members))
         count = 0
@@ -598,8 +570,6 @@ def test_a_life_of_a_pipeline(
         await ear.hear(WorkerStopped, count=len(members))
         assert lost(ear) == []
 
-    play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
-
 
 def pid_of(backend: LiveNode, replica: ReplicaId) -> int:
     found = backend.pid(replica)
@@ -607,19 +577,12 @@ def pid_of(backend: LiveNode, replica: ReplicaId) -> int:
     return found
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.live
-def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
+async def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
     model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
     """The batch of the replica that dies is with another worker, which then serves alone."""
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         os.kill(pid_of(backend, B), signal.SIGSTOP)
@@ -637,14 +600,12 @@ def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
         assert list(ear.outputs) == [BatchId(2)]
         check_no_blocks(backend, B)
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 @pytest.mark.live
-def test_inputs_that_the_model_refuses_fail_their_batch_only(
+async def test_inputs_that_the_model_refuses_fail_their_batch_only(
     model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         run(backend, 1, A, 2, width=WIDTH - 1)
@@ -658,14 +619,12 @@ def test_inputs_that_the_model_refuses_fail_their_batch_only(
         await ear.hear(Finished, count=2)
         check(ear, 3, model, 2)
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 @pytest.mark.live
-def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
+async def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
     model: Path, tmp_path: Path, held: Callable[[LiveNode], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         monkeypatch.setattr(ProcessPipeline, "takes", lambda *_: False)
@@ -674,16 +633,13 @@ def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
         assert isinstance(failed, BatchFailed)
         assert "this worker has blocks 0 to 1 of 4, and cannot serve alone" in failed.detail
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 @pytest.mark.live
-def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
+async def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
     model: Path, tmp_path: Path, held: Callable[[LiveNode], None]
 ) -> None:
     """The core hears of the death when the process has ended, which takes long if it has much memory."""
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerReady, count=2)
         backend._give_up(backend.workers[B], "it fell silent")
@@ -697,33 +653,29 @@ def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
         check(ear, 2, model, 3)
         assert len(lost(ear)) == 2
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 @pytest.mark.live
-def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model: Path, tmp_path: Path) -> None:
+async def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model: Path, tmp_path: Path) -> None:
     made = servable(model, tmp_path)
     assert made.cut is not None
     Path(made.cut.blocks[3].file).unlink()
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": made}) as (backend, ear):
         start(backend, (0, 2, 4), A, B)
         await ear.hear(WorkerLost, count=2)
         errors = {event.worker: event.error for event in ear.events if isinstance(event, WorkerLost)}
         assert errors.keys() == {A, B}
-        assert all(Path(made.cut.blocks[3].file).name in error for error in errors.values()), errors  # type: ignore[union-attr]
+        assert all(Path(made.cut.blocks[3].file).name in error for error in errors.values()), errors
         assert not backend.workers
         assert not backend._pipelines
-
-    play(scene, {"skips": made})
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("bounds", [(0, 1, 3), (1, 2, 4), (0, 3, 2, 4), (0, 2, 2, 4), (0, 4), (0, 2, 5)])
-def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: Path, bounds: tuple[int, ...]) -> None:
+async def test_parts_that_are_not_the_whole_model_are_refused(
+    model: Path, tmp_path: Path, bounds: tuple[int, ...]
+) -> None:
     made = servable(model, tmp_path)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": made, "whole": structs.replace(made, cut=None)}) as (backend, ear):
         start(backend, bounds, A)
         gone = await ear.hear(WorkerLost)
         assert isinstance(gone, WorkerLost)
@@ -732,8 +684,6 @@ def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: P
         start(backend, (0, 2, 4), A, B, variant="whole")
         await ear.hear(WorkerLost, count=3)
         assert ear.events[-1] == WorkerLost(B, "the model of 'whole' of 'stage' is not cut into blocks")
-
-    play(scene, {"skips": made, "whole": structs.replace(made, cut=None)})
 
 
 # A whole server
@@ -779,13 +729,6 @@ def document(model: Path, folder: Path, **profile: Any) -> dict[str, Any]:
         "system": {"name": str(folder / "parts.py"), "replicas": 2, "cores": 0.5, "drop": "never"},
         "cluster": {"nodes": [{"hardware": "local", "count": 1}]},
     }
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
 
 
 def release(running: Running, held: Callable[[LiveNode], None]) -> None:
@@ -861,9 +804,7 @@ def check_log(running: Running) -> list[tuple[int, Record]]:
 def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
     model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LiveNode], None]
 ) -> None:
-    running = Running(thread, tmp_path / "state", document(model, tmp_path))
-    try:
-        running.wait_until_ready()
+    with Running(thread, tmp_path / "state", document(model, tmp_path)) as running:
         assert [each["form"] for each in replicas_of(running)] == ["pipeline", "pipeline"]
         [(first, cut), (other, end)] = [each["layers"] for each in replicas_of(running)]
         assert (first, end) == (0, 4)
@@ -882,8 +823,6 @@ def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
         )
         assert found["sloop_pipelines_lost_total"] == 0
         assert [each["layers"] for each in replicas_of(running)] == [None, None]
-    finally:
-        running.close()
     records = [record for _, record in check_log(running)]
     assert sum(isinstance(record, StartWorker) for record in records) == 2
     assert not [record for record in records if isinstance(record, WorkerLost | BatchLost | BatchFailed)]
@@ -895,9 +834,7 @@ def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
 def test_a_part_killed_under_load_costs_no_answer(
     model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LiveNode], None]
 ) -> None:
-    running = Running(thread, tmp_path / "state", document(model, tmp_path))
-    try:
-        running.wait_until_ready()
+    with Running(thread, tmp_path / "state", document(model, tmp_path)) as running:
         backend = running.server.backend
         assert isinstance(backend, LiveNode)
         victim = replicas_of(running)[1]["id"]
@@ -913,8 +850,6 @@ def test_a_part_killed_under_load_costs_no_answer(
         wait_for(running, lambda found: [(each["form"], each["life"]) for each in found] == [("alone", "ready")] * 2)
         assert counted(running)["sloop_pipelines_lost_total"] == 1
         ask_all(running, model, range(24, 30))
-    finally:
-        running.close()
     records = [record for _, record in check_log(running)]
     assert sum(isinstance(record, WorkerLost) for record in records) == 1
     assert [each for each in records if isinstance(each, Decided) and each.kind == "pipeline"]
@@ -971,9 +906,6 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
         return raised.value
 
     assert "were not measured" in refused(layers=None).what
-    other = structs.replace(profile_of(), layers=layers_of(("r1", "nowhere", "r3", "y")))
-    with pytest.raises(InputError, match="cannot be cut after 'nowhere'"):
-        cut_of(examine(model), {"": other}, {}, tmp_path, for_shadows=False)
     cluster = {"nodes": [{"hardware": "local", "count": 1, "memory_bytes": 2**30}]}
     memory = refused({"cluster": cluster}, memory_bytes=2**30)
     assert "a part of 'v' needs 1 GiB when it has all layers, its files included" in memory.what
@@ -983,19 +915,3 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
     check_live(setup.applications[0])
     check_nodes(setup.applications[0], has_agents=False)
     assert "attaches shadows, and its `provision`" in refused({"system": "headstart"}).what
-
-
-# What can be cut
-
-
-def test_says_why_a_model_cannot_start_in_parts(model: Path, tmp_path: Path) -> None:
-    known, profile = examine(model), profile_of()
-    with pytest.raises(InputError, match=r"as parts of a model.* were not measured") as refused:
-        cut_of(known, {"": structs.replace(profile, layers=None)}, {}, tmp_path, for_shadows=False)
-    assert "partition: false" in refused.value.help
-    assert "--layers" in refused.value.help
-    changed = structs.replace(known, obstacle="rows depend on each other")
-    with pytest.raises(InputError, match="cannot share one: rows depend") as refused:
-        cut_of(changed, {"": profile}, {}, tmp_path, for_shadows=False)
-    assert "partition: false" in refused.value.help
-    assert list(tmp_path.iterdir()) == []

@@ -3,13 +3,13 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
-import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -259,30 +259,29 @@ class Answers:
 Scene = Callable[[PlannerProcess, Answers, PlanInput], Awaitable[None]]
 
 
-def play(scene: Scene, *definitions: Deployed, answer_s_max: float = 10.0, late_s: float = 2.0) -> None:
+@asynccontextmanager
+async def planning(
+    *definitions: Deployed, answer_s_max: float = 10.0, late_s: float = 2.0
+) -> AsyncIterator[tuple[PlannerProcess, Answers, PlanInput]]:
     """A running process that plans for these versions, and the input of a first plan."""
-
-    async def main() -> None:
-        planner = PlannerProcess(asyncio.get_running_loop(), answer_s_max=answer_s_max, late_s=late_s)
-        answers = Answers()
-        planner.attach(answers)
-        for each in definitions:
-            planner.add(key_of(each), each)
-        planner.start()
-        core = Core([build(d.application, d.version, d.definition) for d in definitions], NODES, build)
-        core.handle(0, WOKE)
-        if core.plan_input is None:  # the policies are quick
-            core._control._plans_beside = True
-            core.handle(core.wake_ns, WOKE)
-        assert core.plan_input is not None
-        try:
-            await scene(planner, answers, core.plan_input)
-        finally:
-            pid = planner.pid
-            await planner.close()
-            assert str(pid) not in os.listdir("/proc")
-
-    uvloop.run(main())
+    planner = PlannerProcess(asyncio.get_running_loop(), answer_s_max=answer_s_max, late_s=late_s)
+    answers = Answers()
+    planner.attach(answers)
+    for each in definitions:
+        planner.add(key_of(each), each)
+    planner.start()
+    core = Core([build(d.application, d.version, d.definition) for d in definitions], NODES, build)
+    core.handle(0, WOKE)
+    if core.plan_input is None:  # the policies are quick
+        core._control._plans_beside = True
+        core.handle(core.wake_ns, WOKE)
+    assert core.plan_input is not None
+    try:
+        yield planner, answers, core.plan_input
+    finally:
+        pid = planner.pid
+        await planner.close()
+        assert str(pid) not in os.listdir("/proc")
 
 
 NODES = load_application(document("x", 1)).cluster
@@ -294,10 +293,9 @@ def again(number: int, given: PlanInput) -> PlanInput:
 
 
 @live
-def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
+async def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
     first, second = definition("a", "1", 2), definition("b", "1", 1)
-
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+    async with planning(first) as (planner, answers, given):
         core = Core([build("a", "1", first.definition)], NODES, build)
         core.handle(0, WOKE)
         assert core.plan_input is not None
@@ -307,8 +305,8 @@ def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
         assert answer.plans["a"].stages
         assert os.sched_getscheduler(planner.pid or 0) == os.SCHED_IDLE
         group = f"/proc/{planner.pid}/autogroup"
-        if os.path.exists(group):  # noqa: ASYNC240
-            with open(group) as file:  # noqa: ASYNC230
+        if os.path.exists(group):
+            with open(group) as file:
                 assert file.read().split()[-1] in ("19", "")
         planner.add("b", second)
         both = Core([build(d.application, d.version, d.definition) for d in (first, second)], NODES, build)
@@ -320,8 +318,6 @@ def test_it_answers_as_the_core_would_and_learns_of_versions() -> None:
         (_, only) = both.plan_input.due
         planner.request(PlanInput(3, s(3), given.nodes, (only,)))
         assert (await answers.number(3)).plans.keys() == {"b"}
-
-    play(scene, first)
 
 
 POLICY = """
@@ -366,11 +362,10 @@ def trouble(folder: Path, does: str) -> Deployed:
 
 
 @live
-def test_it_tells_the_state_of_its_policies_for_a_snapshot(tmp_path: Path) -> None:
+async def test_it_tells_the_state_of_its_policies_for_a_snapshot(tmp_path: Path) -> None:
     own = trouble(tmp_path, "calls = lambda: None")
     key = key_of(own)
-
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+    async with planning(own) as (planner, answers, given):
         told: asyncio.Queue[tuple[int, Snapshot | str]] = asyncio.Queue()
         planner.request(given)
         assert planner.save(lambda *saved: told.put_nowait(saved))
@@ -390,14 +385,9 @@ def test_it_tells_the_state_of_its_policies_for_a_snapshot(tmp_path: Path) -> No
         assert isinstance(state, str)
         assert "is the function" in state
 
-    play(scene, own)
 
-
-def test_a_planner_that_was_never_started_has_no_state() -> None:
-    async def main() -> None:
-        assert not PlannerProcess(asyncio.get_running_loop()).save(lambda *_: None)
-
-    asyncio.run(main())
+async def test_a_planner_that_was_never_started_has_no_state() -> None:
+    assert not PlannerProcess(asyncio.get_running_loop()).save(lambda *_: None)
 
 
 @live
@@ -410,8 +400,8 @@ def test_a_planner_that_was_never_started_has_no_state() -> None:
         ("print('x' * 1_000_000); raise ValueError('noisy')", "ValueError: noisy"),
     ],
 )
-def test_a_policy_that_fails_is_an_error_and_the_process_goes_on(tmp_path: Path, does: str, says: str) -> None:
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+async def test_a_policy_that_fails_is_an_error_and_the_process_goes_on(tmp_path: Path, does: str, says: str) -> None:
+    async with planning(trouble(tmp_path, does)) as (planner, answers, given):
         planner.request(given)
         assert (await answers.number(1)).plans["a"].why == "call 1"
         pid = planner.pid
@@ -424,8 +414,6 @@ def test_a_policy_that_fails_is_an_error_and_the_process_goes_on(tmp_path: Path,
         third = await answers.number(3)
         assert third.plans["a"].why == "call 2", "the call that failed left nothing behind"
 
-    play(scene, trouble(tmp_path, does))
-
 
 @live
 @pytest.mark.parametrize(
@@ -437,10 +425,10 @@ def test_a_policy_that_fails_is_an_error_and_the_process_goes_on(tmp_path: Path,
         ("time.sleep(3600)", "has not answered for 1 s"),
     ],
 )
-def test_a_process_that_dies_or_hangs_is_replaced(
+async def test_a_process_that_dies_or_hangs_is_replaced(
     tmp_path: Path, does: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+    async with planning(trouble(tmp_path, does)) as (planner, answers, given):
         planner.request(given)
         await answers.number(1)
         planner._answer_s_max = 1.0 if "1 s" in says else 20.0  # a busy machine lets a death wait
@@ -457,14 +445,12 @@ def test_a_process_that_dies_or_hangs_is_replaced(
         answer = await answers.number(3)
         assert answer.plans["a"].why == "call 1", "its policies begin anew"
         assert not answer.restarted
-
-    play(scene, trouble(tmp_path, does))
     assert "the plans in force stay" in caplog.text
 
 
 @live
-def test_a_process_that_dies_between_plans_is_reported_and_deaths_are_bounded() -> None:
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+async def test_a_process_that_dies_between_plans_is_reported_and_deaths_are_bounded() -> None:
+    async with planning(definition("a", "1", 1)) as (planner, answers, given):
         planner.request(given)
         await answers.number(1)
         for _ in range(2):
@@ -483,12 +469,10 @@ def test_a_process_that_dies_between_plans_is_reported_and_deaths_are_bounded() 
         assert answer.restarted
         assert "not yet replaced" in answer.errors["a"]
 
-    play(scene, definition("a", "1", 1))
-
 
 @live
-def test_a_late_answer_gets_the_usual_priority_until_it_comes(tmp_path: Path) -> None:
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+async def test_a_late_answer_gets_the_usual_priority_until_it_comes(tmp_path: Path) -> None:
+    async with planning(trouble(tmp_path, "time.sleep(0.5)")) as (planner, answers, given):
         planner.request(given)
         await answers.number(1)
         planner._late_s = 0.1
@@ -500,15 +484,12 @@ def test_a_late_answer_gets_the_usual_priority_until_it_comes(tmp_path: Path) ->
         assert seen == {os.SCHED_IDLE, os.SCHED_OTHER}
         assert os.sched_getscheduler(planner.pid or 0) == os.SCHED_IDLE
 
-    play(scene, trouble(tmp_path, "time.sleep(0.5)"))
-
 
 @live
-def test_an_application_that_cannot_be_built_does_not_stop_the_others() -> None:
+async def test_an_application_that_cannot_be_built_does_not_stop_the_others() -> None:
     good, bad = definition("a", "1", 1), definition("b", "1", 1)
     bad.definition["system"]["name"] = "/nowhere/system.py"
-
-    async def scene(planner: PlannerProcess, answers: Answers, given: PlanInput) -> None:
+    async with planning(good) as (planner, answers, given):
         planner.add("b", bad)
         (view,) = given.due
         other = ApplicationView("b", view.stages, view.ingress, 1.0, 1.0, view.paths, None)
@@ -516,5 +497,3 @@ def test_an_application_that_cannot_be_built_does_not_stop_the_others() -> None:
         answer = await answers.number(2)
         assert answer.plans.keys() == {"a"}
         assert "/nowhere/system.py" in answer.errors["b"]
-
-    play(scene, good)

@@ -17,13 +17,12 @@ from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady, WorkerR
 from sloop.profile.examine import examine
 from sloop.profile.model import THREAD_COUNTS
 from sloop.profile.threads import VARIABLES
-from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import run_of
-from tests.serve.test_local_backend import Ear, play
+from tests.serve.test_local_backend import local_node
 
 
 def test_burning_takes_the_cpu_time_told_and_echoes() -> None:
@@ -34,11 +33,6 @@ def test_burning_takes_the_cpu_time_told_and_echoes() -> None:
     assert time.thread_time_ns() - before_ns >= 3_000_000
     assert answer is rows
     assert threads == 3
-
-
-def test_failing_on_purpose() -> None:
-    with pytest.raises(ValueError, match="on purpose"):
-        FakeRuntime.parse("fake:sleep:0:0:fail").run([], 1)
 
 
 @pytest.mark.parametrize("model", ["fake:", "fake:burn:1", "fake:rest:1:1", "fake:burn:x:1", "fake:burn:1:1:oops"])
@@ -151,10 +145,9 @@ def test_is_opened_by_its_ending_and_warmed_with_its_example(tmp_path: Path) -> 
     assert (words.tobytes(), threads.tolist(), ran) == (b"tobe", [2], 2)
 
 
-def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(tmp_path: Path) -> None:
+async def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(tmp_path: Path) -> None:
     path = crops(tmp_path)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"text": Servable(str(path), examine(path).signature)}) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([said(b"to be or"), said(b""), said(b"not")]))
@@ -178,21 +171,16 @@ def test_workers_answer_with_any_number_of_rows_and_a_failure_is_the_batchs_own(
                 return
         raise AssertionError("it never had two threads")
 
-    play(scene, {"text": Servable(str(path), examine(path).signature)})
 
-
-def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = crops(tmp_path)
     servable = Servable(str(path), (known := examine(path)).signature, known.obstacle)
     crops(tmp_path, CROPS.replace("self.threads = threads", "raise MemoryError('too large')"))
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"text": servable}) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "crops.py:10: its class 'Model' cannot be made: MemoryError: too large" in lost.error
-
-    play(scene, {"text": servable})
 
 
 def test_a_library_that_cannot_be_loaded_ends_no_worker_that_may_not_need_it(
@@ -322,14 +310,13 @@ class Model:
 """
 
 
-def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "threads.py"
     path.write_text(THREADS, encoding="utf-8")
     row = [Tensor("FP32", (1, 1), bytes(4))]
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"text": Servable(str(path), examine(path, {}).signature)}) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         for number, cores in enumerate((1, 2, 1), 1):
@@ -340,5 +327,3 @@ def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.
             await ear.hear(Finished, count=number)
             found = np.frombuffer(ear.outputs[BatchId(number)][0][0].data, np.int64)
             assert found.tolist() == [cores, cores]
-
-    play(scene, {"text": Servable(str(path), examine(path, {}).signature)})

@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
-from onnx import TensorProto, helper, save
 
 from benchmarks.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, encode, frame
 from sloop.app.limits import ServerLimits
@@ -55,6 +54,7 @@ from sloop.systems.replay import beginning_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Request
+from tests.onnx_graphs import save_model
 from tests.serve.edge.fakes import LoopThread
 from tests.serve.rig import limited
 
@@ -113,6 +113,14 @@ class Running:
         self.context = serving(setup, models, wanted, left_out)
         self.server: Serving = thread.call(self.context.__aenter__())
 
+    def __enter__(self) -> Self:
+        """It is ready."""
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=20)
         connection.request(method, path, None if body is None else json.dumps(body), headers or {})
@@ -142,18 +150,9 @@ def wait_until_ready(port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def thread() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
-
-
-@pytest.fixture(scope="module")
 def running(thread: LoopThread, tmp_path_factory: pytest.TempPathFactory, mlp: Path, tail: Path) -> Iterator[Running]:
-    running = Running(thread, tmp_path_factory.mktemp("state"), document(mlp, tail))
-    running.wait_until_ready()
-    yield running
-    running.close()
+    with Running(thread, tmp_path_factory.mktemp("state"), document(mlp, tail)) as running:
+        yield running
 
 
 def answer_of(x: Any, mlp: Path, tail: Path) -> Any:
@@ -266,12 +265,10 @@ def test_a_deployments_limit_of_bytes_holds_for_all_its_models(thread: LoopThrea
     for each in described:
         del each["cluster"]
     shop = {"name": "shop", "applications": described, "limits": {"bytes": 1000, "requests": 50}}
-    running = Running(thread, tmp_path, shop)
-    running.wait_until_ready()
-    assert running.ask("POST", "/v2/models/two/infer", infer_body(1))[0] == 200
-    status, text = running.ask("POST", "/v2/models/two/infer", infer_body(100))
-    assert (status, b"the limit is 1000" in text) == (413, True), text
-    running.close()
+    with Running(thread, tmp_path, shop) as running:
+        assert running.ask("POST", "/v2/models/two/infer", infer_body(1))[0] == 200
+        status, text = running.ask("POST", "/v2/models/two/infer", infer_body(100))
+        assert (status, b"the limit is 1000" in text) == (413, True), text
     assert_replays(tmp_path)
 
 
@@ -374,49 +371,45 @@ def test_a_second_server_finds_folder_and_ports_taken(
 
 
 def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
-    running = Running(thread, tmp_path, document(mlp))
-    running.wait_until_ready()
-    statuses: list[int] = []
+    with Running(thread, tmp_path, document(mlp)) as running:
+        statuses: list[int] = []
 
-    def ask() -> None:
-        statuses.extend(running.ask("POST", "/v2/models/demo/infer", infer_body(1))[0] for _ in range(30))
+        def ask() -> None:
+            statuses.extend(running.ask("POST", "/v2/models/demo/infer", infer_body(1))[0] for _ in range(30))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for each in threads:
-        each.start()
-    replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["replicas"][0]["id"]
-    backend = running.server.backend
-    assert isinstance(backend, LiveNode)
-    pid = backend.pid(replica)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    for each in threads:
-        each.join(60)
-    running.close()
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for each in threads:
+            each.start()
+        replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["replicas"][0][
+            "id"
+        ]
+        backend = running.server.backend
+        assert isinstance(backend, LiveNode)
+        pid = backend.pid(replica)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for each in threads:
+            each.join(60)
     assert statuses == [200] * 120
 
 
 def test_requests_whose_rows_would_mix_are_never_joined(thread: LoopThread, tmp_path: Path) -> None:
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["length", 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=0)], "g", ports[:1], ports[1:])
-    path = tmp_path / "sequence.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    running = Running(thread, tmp_path / "state", document(path))
-    running.wait_until_ready()
-    answers: list[tuple[int, Any]] = []
+    graph = "(float[length, 4] x) => (float[length, 4] y) { y = Softmax<axis = 0>(x) }"
+    path = save_model(tmp_path / "sequence.onnx", graph)
+    with Running(thread, tmp_path / "state", document(path)) as running:
+        answers: list[tuple[int, Any]] = []
 
-    def ask(length: int) -> None:
-        for _ in range(20):
-            status, text = running.ask("POST", "/v2/models/demo/infer", infer_body(length))
-            answers.append((length, json.loads(text)["outputs"][0]["data"] if status == 200 else text))
+        def ask(length: int) -> None:
+            for _ in range(20):
+                status, text = running.ask("POST", "/v2/models/demo/infer", infer_body(length))
+                answers.append((length, json.loads(text)["outputs"][0]["data"] if status == 200 else text))
 
-    lengths = (1, 1, 1, 3, 40)  # the last is longer than the largest batch
-    threads = [threading.Thread(target=ask, args=(length,)) for length in lengths]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    running.close()
+        lengths = (1, 1, 1, 3, 40)  # the last is longer than the largest batch
+        threads = [threading.Thread(target=ask, args=(length,)) for length in lengths]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(60)
     assert len(answers) == 100
     for length, answer in answers:
         x = np.full((length, 4), 0.5, np.float32)
@@ -745,35 +738,33 @@ def test_a_difference_that_real_requests_show_ends_joining(
     (tmp_path / "mixing.py").write_text(MIXING)
     described: dict[str, Any] = {**document(tmp_path / "mixing.py"), "verify": 1}
     described["stages"][0]["variants"][0]["joins_rows"] = True
-    running = Running(thread, tmp_path / "state", described)
-    running.wait_until_ready()
+    with Running(thread, tmp_path / "state", described) as running:
 
-    def joining() -> str:
-        config = json.loads(running.ask("GET", "/v2/models/demo/config")[1])
-        return str(config["parameters"]["joins_rows"]["string_value"])
+        def joining() -> str:
+            config = json.loads(running.ask("GET", "/v2/models/demo/config")[1])
+            return str(config["parameters"]["joins_rows"]["string_value"])
 
-    assert joining() == "yes: the user says so (`joins_rows: true`)"
-    assert "sloop_joins_rows{" in str(running.ask("GET", "/metrics")[1])
+        assert joining() == "yes: the user says so (`joins_rows: true`)"
+        assert "sloop_joins_rows{" in str(running.ask("GET", "/metrics")[1])
 
-    def send(value: float) -> list[float]:
-        body = infer_body(1)
-        body["inputs"][0]["data"] = [value, value, value, value + 1]
-        status, text = running.ask("POST", "/v2/models/demo/infer", body)
-        assert status == 200, text
-        found: list[float] = json.loads(text)["outputs"][0]["data"]
-        return found
+        def send(value: float) -> list[float]:
+            body = infer_body(1)
+            body["inputs"][0]["data"] = [value, value, value, value + 1]
+            status, text = running.ask("POST", "/v2/models/demo/infer", body)
+            assert status == 200, text
+            found: list[float] = json.loads(text)["outputs"][0]["data"]
+            return found
 
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(send, [0, 10, 20, 30, 40, 50, 60, 70]))
-    assert any(answer != [0, 0, 0, 1] for answer in answers), "requests were joined, as declared"
-    for _ in range(100):
-        if joining().startswith("no: output 'y' of a request beside"):
-            break
-        time.sleep(0.05)
-    assert "differs from its output alone" in joining()
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(send, range(0, 80, 10))) == [[0, 0, 0, 1]] * 8
-    running.close()
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(send, [0, 10, 20, 30, 40, 50, 60, 70]))
+        assert any(answer != [0, 0, 0, 1] for answer in answers), "requests were joined, as declared"
+        for _ in range(100):
+            if joining().startswith("no: output 'y' of a request beside"):
+                break
+            time.sleep(0.05)
+        assert "differs from its output alone" in joining()
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(send, range(0, 80, 10))) == [[0, 0, 0, 1]] * 8
     assert "from now on each request runs alone" in caplog.text
     del described["stages"][0]["variants"][0]["joins_rows"]
     (servable,) = loadable(set_up(load_deployment([described])), tmp_path / "state")[1].values()
@@ -812,22 +803,20 @@ def test_a_model_that_cannot_be_loaded_at_the_start_is_left_out_and_tried_again(
     kept, models, left_out = loadable(setup, tmp_path / "state")
     assert [each.application.name for each in kept.applications] == ["good"]
     assert "broken" in left_out["bad"].why
-    running = Running(thread, tmp_path / "state", opened=(kept, models, left_out))
-    running.wait_until_ready()
-    status, text = running.ask("GET", "/v2/health/ready")
-    assert status == 200
-    assert "it cannot be loaded" in json.loads(text)["not_ready"]["bad"]["why"]
-    assert running.ask("GET", "/v2/models/bad/ready")[0] == 503
-    broken.unlink()
-    for _ in range(600):
-        if running.ask("GET", "/v2/models/bad/ready")[0] == 200:
-            break
-        time.sleep(0.1)
-    assert json.loads(running.ask("GET", "/v2/health/ready")[1]) == {"ready": True}
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}
-    status, text = running.ask("POST", "/v2/models/bad/infer", body)
-    assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [3])
-    running.close()
+    with Running(thread, tmp_path / "state", opened=(kept, models, left_out)) as running:
+        status, text = running.ask("GET", "/v2/health/ready")
+        assert status == 200
+        assert "it cannot be loaded" in json.loads(text)["not_ready"]["bad"]["why"]
+        assert running.ask("GET", "/v2/models/bad/ready")[0] == 503
+        broken.unlink()
+        for _ in range(600):
+            if running.ask("GET", "/v2/models/bad/ready")[0] == 200:
+                break
+            time.sleep(0.1)
+        assert json.loads(running.ask("GET", "/v2/health/ready")[1]) == {"ready": True}
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}
+        status, text = running.ask("POST", "/v2/models/bad/infer", body)
+        assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [3])
 
 
 def test_a_model_that_hangs_when_it_is_loaded_is_left_to_later_attempts() -> None:

@@ -9,17 +9,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
-import uvloop
 from msgspec import structs
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.actions import ResizeWorker, StartWorker, StopWorker
 from sloop.app.load import load_application
@@ -32,7 +27,7 @@ from sloop.events import (
     WorkerStopped,
 )
 from sloop.profile.examine import Declared, examine
-from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
+from sloop.profile.profile import Profile, save_profile
 from sloop.serve.control.cutting import cut_of, needs_blocks
 from sloop.serve.control.loading import loadable
 from sloop.serve.control.servables import servables_of
@@ -49,89 +44,21 @@ from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Slot, Worker, WorkerId
 from tests.hosts import Hosts
+from tests.onnx_graphs import save_model
 from tests.serve.fleet import Fleet, Load, until
 from tests.serve.rig import run_of
 from tests.serve.test_live import TWO_CORES, check_each_ended_once, live_driver
-from tests.serve.test_local_backend import Ear, play
+from tests.serve.test_local_backend import Ear, local_node
+from tests.serve.test_pipelines import WIDTH, check_equal, inputs, layers_of, model, profile_of, session_of
+from tests.serve.test_pipelines import servable as cut_servable
+
+__all__ = ["model"]  # a fixture
 
 A, B, SHADOW, OTHER = (WorkerId(number) for number in (1, 2, 7, 8))
-ENDS = ("r1", "r2", "sum", "y")
-ROWS_MAX = 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four dense layers, with a skip connection over the third: y = (r2 + relu(r2·C))·D."""
-    chance = np.random.default_rng(5)
-    weights = [
-        numpy_helper.from_array(chance.normal(size=(64, size)).astype(np.float32) / 8, name)
-        for name, size in (("a", 64), ("b", 64), ("c", 64), ("d", 5))
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "a"], ["m1"], name="m1"),
-            helper.make_node("Relu", ["m1"], ["r1"], name="r1"),
-            helper.make_node("MatMul", ["r1", "b"], ["m2"], name="m2"),
-            helper.make_node("Relu", ["m2"], ["r2"], name="r2"),
-            helper.make_node("MatMul", ["r2", "c"], ["m3"], name="m3"),
-            helper.make_node("Relu", ["m3"], ["r3"], name="r3"),
-            helper.make_node("Add", ["r2", "r3"], ["sum"], name="sum"),
-            helper.make_node("MatMul", ["sum", "d"], ["y"], name="y"),
-        ],
-        "skips",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5])],
-        weights,
-    )
-    path = tmp_path_factory.mktemp("models") / "skips.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return path
-
-
-def layers_of(row_ms: float, ends: tuple[str, ...] = ENDS, counts: tuple[int, ...] = (2, 2, 3, 1)) -> LayerProfile:
-    """Each block takes `row_ms` for each row; so a pair is worth it if that is much."""
-    table = LatencyTable({1: {1.0: row_ms}, ROWS_MAX: {1.0: ROWS_MAX * row_ms}})
-    blocks = [
-        LayerBlock(
-            end=end,
-            operators="MatMul",
-            layers=count,
-            param_bytes=16_384,
-            output_bytes=256,
-            crossing_bytes=256,
-            load_ms=1.0,
-            latency_ms=table,
-        )
-        for end, count in zip(ends, counts, strict=False)
-    ]
-    whole = LatencyTable({1: {1.0: 4 * row_ms}, ROWS_MAX: {1.0: 4 * ROWS_MAX * row_ms}})
-    return LayerProfile(
-        blocks=tuple(blocks), load_ms=4.0, latency_ms=whole, input_bytes=256, move_ms_per_mb=0.5, difference=0.0
-    )
-
-
-def profile_of(row_ms: float) -> Profile:
-    layers = layers_of(row_ms)
-    return Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
 
 
 def servable(model: Path, folder: Path, row_ms: float = 200.0) -> Servable:
-    known = examine(model)
-    return Servable(known.file, known.signature, cut=cut_of(known, {"": profile_of(row_ms)}, {}, folder))
-
-
-@cache
-def session_of(model: Path) -> Any:
-    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-
-
-def answers(model: Path, x: Array) -> Array:
-    found: Array = session_of(model).run(None, {"x": x})[0]
-    return found
-
-
-def inputs(rows: int) -> Array:
-    return np.random.default_rng(rows).normal(size=(rows, 64)).astype(np.float32)
+    return cut_servable(model, folder, row_ms=row_ms, for_shadows=True)
 
 
 # Both sides in this process
@@ -170,7 +97,7 @@ def test_any_blocks_and_any_division_give_what_the_model_gives(
     with beside(servable(model, tmp_path), blocks, (0, 1, 0, 1, 2, 5)) as runtime:
         for count in (1, 2, 3, 4, 5, 6, 3):
             [y], _ = runtime.run([inputs(count)], 1)
-            np.testing.assert_allclose(y, answers(model, inputs(count)), atol=1e-6)
+            check_equal(y, model, inputs(count))
             assert runtime.lost is None
 
 
@@ -178,7 +105,7 @@ def test_a_shadow_may_compute_all_rows(model: Path, tmp_path: Path) -> None:
     with beside(servable(model, tmp_path), (0, 1), (0, 1, 2)) as runtime:
         for _ in range(2):  # what came first must not lie in memory that is used again
             [y], _ = runtime.run([inputs(2)], 1)
-            np.testing.assert_allclose(y, answers(model, inputs(2)), atol=1e-6)
+            check_equal(y, model, inputs(2))
 
 
 def wrong_partner(runtime: CutRuntime, change: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
@@ -193,8 +120,8 @@ def wrong_partner(runtime: CutRuntime, change: Callable[[dict[str, Array]], dict
     ("change", "why"),
     [
         (lambda found: {}, "nothing"),
-        (lambda found: {name: each[:1] for name, each in found.items()}, r"\[1, 64\]"),
-        (lambda found: {name: each[0] for name, each in found.items()}, r"\[64\]"),
+        (lambda found: {name: each[:1] for name, each in found.items()}, r"\[1, 256\]"),
+        (lambda found: {name: each[0] for name, each in found.items()}, r"\[256\]"),
     ],
 )
 def test_an_answer_that_is_not_these_rows_is_not_used(
@@ -203,7 +130,7 @@ def test_an_answer_that_is_not_these_rows_is_not_used(
     with beside(servable(model, tmp_path), (0, 1), (0, 0, 0, 0, 2)) as runtime:
         wrong_partner(runtime, change)
         [y], _ = runtime.run([inputs(4)], 1)
-        np.testing.assert_allclose(y, answers(model, inputs(4)), atol=1e-6)
+        check_equal(y, model, inputs(4))
         assert runtime.partner is None
         assert runtime.lost is not None
         with pytest.raises(AssertionError, match=why):
@@ -212,11 +139,11 @@ def test_an_answer_that_is_not_these_rows_is_not_used(
 
 def test_rows_that_the_model_refuses_fail_the_batch_and_leave_the_pair_in_order(model: Path, tmp_path: Path) -> None:
     with beside(servable(model, tmp_path), (0, 1), (0, 0, 0, 0, 2)) as runtime:
-        with pytest.raises(Exception, match="Got: 63"):
-            runtime.run([inputs(4)[:, :63]], 1)
+        with pytest.raises(Exception, match="Got: 255"):
+            runtime.run([inputs(4)[:, :255]], 1)
         assert runtime.partner is None
         [y], _ = runtime.run([inputs(4)], 1)
-        np.testing.assert_allclose(y, answers(model, inputs(4)), atol=1e-6)
+        check_equal(y, model, inputs(4))
 
 
 def test_only_the_process_that_was_named_is_met(model: Path, tmp_path: Path) -> None:
@@ -269,41 +196,34 @@ def test_what_a_killed_process_has_cut_goes(model: Path, tmp_path: Path) -> None
     assert new.exists(), "perhaps its process is at work"
 
 
-def test_says_why_a_model_can_have_no_shadow(model: Path, tmp_path: Path) -> None:
-    known = examine(model)
-    whole = Profile(latency_ms=layers_of(1.0).latency_ms, max_batch=ROWS_MAX, max_cores=2)
-    with pytest.raises(InputError, match="were not measured") as refused:
-        cut_of(known, {"": whole}, {}, tmp_path)
-    assert "--layers" in refused.value.help
-    other = Profile(
-        latency_ms=whole.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers_of(1.0, ("r1", "nowhere", "y"))
-    )
-    with pytest.raises(InputError, match="cannot be cut after 'nowhere'"):
-        cut_of(known, {"": other}, {}, tmp_path)
-    fewer = Profile(latency_ms=whole.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers_of(1.0, ("r2", "y")))
-    with pytest.raises(InputError, match="different blocks"):
-        cut_of(known, {"fast": profile_of(1.0), "slow": fewer}, {}, tmp_path)
-    with pytest.raises(InputError, match="cannot share one: rows depend"):
-        cut_of(structs.replace(known, obstacle="rows depend on each other"), {"": profile_of(1.0)}, {}, tmp_path)
+@pytest.mark.parametrize("for_shadows", [True, False])
+def test_says_why_a_model_can_have_no_shadow_or_start_in_parts(model: Path, tmp_path: Path, for_shadows: bool) -> None:
+    known, made = examine(model), profile_of()
+
+    def refused(message: str, *profiles: Profile, obstacle: str = "") -> str:
+        named = {str(number): profile for number, profile in enumerate(profiles)}
+        with pytest.raises(InputError, match=message) as raised:
+            cut_of(structs.replace(known, obstacle=obstacle), named, {}, tmp_path, for_shadows=for_shadows)
+        return raised.value.help
+
+    without = "shadows: false" if for_shadows else "partition: false"
+    use = "attaches shadows" if for_shadows else "as parts of a model"
+    unmeasured = refused(f"{use}.* were not measured", structs.replace(made, layers=None))
+    assert "--layers" in unmeasured
+    assert without in unmeasured
+    assert without in refused("cannot share one: rows depend", made, obstacle="rows depend on each other")
+    refused("cannot be cut after 'nowhere'", profile_of(layers_of(("r1", "nowhere", "y"), (2, 2, 5))))
+    refused("different blocks", made, profile_of(layers_of(("r2", "y"), (4, 5))))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> None:
     """y = x + mean of all x - mean of all x: rows are independent at the end, but not in between."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMean", ["x"], ["mean"], name="mean", axes=[0], keepdims=1),
-            helper.make_node("Add", ["x", "mean"], ["more"], name="more"),
-            helper.make_node("Sub", ["more", "mean"], ["y"], name="y"),
-        ],
-        "means",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
-    )
-    path = tmp_path / "means.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    layers = layers_of(1.0, ("more", "y"))
-    profile = Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
+    text = """(float[n, 4] x) => (float[n, 4] y) {
+        [mean] mean = ReduceMean<axes = [0]>(x) [more] more = Add(x, mean) [y] y = Sub(more, mean)
+    }"""
+    path = save_model(tmp_path / "means.onnx", text)
+    profile = profile_of(layers_of(("more", "y"), (2, 1)))
     with pytest.raises(InputError, match="cannot be divided"):
         cut_of(examine(path, declared=Declared(joins_rows=True)), {"": profile}, {}, tmp_path)
     assert list(tmp_path.iterdir()) == [path]
@@ -319,12 +239,12 @@ def spec() -> ReplicaSpec:
 
 
 def batch_of(rows: int) -> list[list[Tensor]]:
-    return [[Tensor("FP32", (1, 64), row.tobytes())] for row in inputs(rows)]
+    return [[Tensor("FP32", (1, WIDTH), row.tobytes())] for row in inputs(rows)]
 
 
 def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
     got = np.concatenate([np.frombuffer(y.data, np.float32).reshape(y.shape) for [y] in ear.outputs[BatchId(batch)]])
-    np.testing.assert_allclose(got, answers(model, inputs(rows)), atol=1e-6)
+    check_equal(got, model, inputs(rows))
 
 
 def pid_of(backend: LiveNode, worker: WorkerId = SHADOW) -> int:
@@ -347,8 +267,8 @@ async def paired(backend: LiveNode, ear: Ear) -> None:
 
 @pytest.mark.live
 @pytest.mark.parametrize("spares", [0, 1])
-def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}, spares_max=spares) as (backend, ear):
         await paired(backend, ear)
         for batch, rows in enumerate((4, 1, 8, 3)):
             backend.run(BatchId(batch), A, run_of(batch_of(rows)))
@@ -369,13 +289,17 @@ def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
         assert str(pid) not in os.listdir("/proc")
         assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
-    play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
-
 
 @pytest.mark.live
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path, tmp_path: Path, way: int) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(
+    model: Path, tmp_path: Path, way: int
+) -> None:
+    # A shadow is waited for twice as long as its rows are predicted to take, and 0.1 s longer at least.
+    async with local_node({"skips": servable(model, tmp_path, row_ms=200.0 if way == signal.SIGKILL else 20.0)}) as (
+        backend,
+        ear,
+    ):
         await paired(backend, ear)
         pid = pid_of(backend)
         os.kill(pid, signal.SIGSTOP)  # so that the batch waits for it
@@ -398,13 +322,10 @@ def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path,
         await ear.hear(Finished, count=3)
         check(ear, 3, model, 8)
 
-    # A shadow is waited for twice as long as its rows are predicted to take, and 0.1 s longer at least.
-    play(scene, {"skips": servable(model, tmp_path, row_ms=200.0 if way == signal.SIGKILL else 20.0)})
-
 
 @pytest.mark.live
-def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         done, is_over = 0, False
@@ -434,14 +355,11 @@ def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp
             check(ear, batch, model, 1 + batch % 8)
         assert not [event for event in ear.events if isinstance(event, WorkerLost)]
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 @pytest.mark.live
-def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
+async def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
     whole = servable(model, tmp_path)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"skips": whole, "whole": structs.replace(whole, cut=None)}) as (backend, ear):
         await paired(backend, ear)
         shadow = pid_of(backend)
         os.kill(pid_of(backend, A), signal.SIGKILL)
@@ -458,12 +376,10 @@ def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, t
         backend.order(StopWorker(WorkerId(9), ""))
         assert await ear.hear(WorkerStopped) == WorkerStopped(WorkerId(9))
 
-    play(scene, {"skips": whole, "whole": structs.replace(whole, cut=None)})
-
 
 @pytest.mark.live
-def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
+    async with local_node({"skips": servable(model, tmp_path)}) as (backend, ear):
         backend.order(StartWorker(A, spec()))
         await ear.hear(WorkerReady)
         shutil.rmtree(tmp_path)
@@ -475,8 +391,6 @@ def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path,
         await ear.hear(Finished)
         check(ear, 1, model, 5)
 
-    play(scene, {"skips": servable(model, tmp_path)})
-
 
 def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[str, Any]:
     """One model of which a body with one core carries 25 requests per second, by its profile.
@@ -484,7 +398,7 @@ def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[s
     Bodies are adapted to `initial_rps` at once and then not for a minute, however long the first of them loads: the
     second core is left for a shadow.
     """
-    profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="here")
+    profile = structs.replace(profile_of(), load_s=0.3, memory_bytes=1_000_000, hardware="here")
     save_profile(profile if has_layers else structs.replace(profile, layers=None), folder / "profile.json")
     variant = {"name": "skips", "model": str(model), "profile": str(folder / "profile.json")}
     return {
@@ -498,45 +412,41 @@ def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[s
 
 
 @pytest.mark.live
-def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp_path: Path) -> None:
+async def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp_path: Path) -> None:
     """The whole system: the plan attaches a shadow, it is killed and replaced, and the end of the burst detaches it."""
     setup = set_up(load_application(application(model, tmp_path)))
     assert needs_blocks(setup.applications[0])
     models = servables_of(setup.application, tmp_path, in_blocks=True)
+    wiring = wire(setup.application.graph, {key: each.signature for key, each in models.items()})
+    async with live_driver(setup, models, wiring) as live:
+        await live.until(WorkerReady)
+        asked = 0
 
-    async def main() -> None:
-        wiring = wire(setup.application.graph, {key: each.signature for key, each in models.items()})
-        async with live_driver(setup, models, wiring) as live:
-            await live.until(WorkerReady)
-            asked = 0
+        async def burst(kind: type, count: int = 1) -> None:
+            nonlocal asked
+            while sum(isinstance(record, kind) for _, record in live.log) < count:
+                asked += 1
+                assert asked < 3000, f"no {kind.__name__} in {live.log.records[-1][0] / 1e9:.0f} s"
+                live.ask(Tensor("FP32", (1, WIDTH), inputs(1 + asked % 8)[0].tobytes()))
+                await asyncio.sleep(0.01)
 
-            async def burst(kind: type, count: int = 1) -> None:
-                nonlocal asked
-                while sum(isinstance(record, kind) for _, record in live.log) < count:
-                    asked += 1
-                    assert asked < 3000, f"no {kind.__name__} in {live.log.records[-1][0] / 1e9:.0f} s"
-                    live.ask(Tensor("FP32", (1, 64), inputs(1 + asked % 8)[0].tobytes()))
-                    await asyncio.sleep(0.01)
-
-            await burst(WorkerReady, 2)
-            shadow = next(r.worker for _, r in live.log if isinstance(r, StartWorker) and r.replica is not None)
-            os.kill(pid_of(live.backend, shadow), signal.SIGKILL)
-            await burst(WorkerReady, 3)
-            await burst(Finished, 3 + sum(isinstance(record, Finished) for _, record in live.log))
-            await live.until(WorkerStopped)
-            await live.all_answered()
-            outcomes = check_each_ended_once(live)
-            assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
-            for number, [ended] in live.answers.items():
-                got = np.frombuffer(ended.outputs["y"].data, np.float32)
-                np.testing.assert_allclose(got, answers(model, inputs(1 + (number + 1) % 8)[:1])[0], atol=1e-6)
-            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
-            for now_ns, record in live.log:
-                checkers.append(now_ns, record)
-            assert [record.worker for _, record in live.log if isinstance(record, WorkerLost)] == [shadow]
-            assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
-
-    uvloop.run(main())
+        await burst(WorkerReady, 2)
+        shadow = next(r.worker for _, r in live.log if isinstance(r, StartWorker) and r.replica is not None)
+        os.kill(pid_of(live.backend, shadow), signal.SIGKILL)
+        await burst(WorkerReady, 3)
+        await burst(Finished, 3 + sum(isinstance(record, Finished) for _, record in live.log))
+        await live.until(WorkerStopped)
+        await live.all_answered()
+        outcomes = check_each_ended_once(live)
+        assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
+        for number, [ended] in live.answers.items():
+            got = np.frombuffer(ended.outputs["y"].data, np.float32)
+            check_equal(got[None], model, inputs(1 + (number + 1) % 8)[:1])
+        checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
+        for now_ns, record in live.log:
+            checkers.append(now_ns, record)
+        assert [record.worker for _, record in live.log if isinstance(record, WorkerLost)] == [shadow]
+        assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
 
 
 @pytest.mark.live
@@ -549,7 +459,7 @@ def test_a_body_whose_host_dies_starts_on_another_one_long_before_bodies_are_ada
     app = application(model, tmp_path)
     app |= {"slo_ms": 20_000, "cluster": {"nodes": [{"hardware": "local", "count": 2, "cores": 1}]}}
     app["system"]["batch"] = "full"  # adaptive batches would drop what waits
-    profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="local")
+    profile = structs.replace(profile_of(), load_s=0.3, memory_bytes=1_000_000, hardware="local")
     save_profile(profile, tmp_path / "profile.json")
     with Hosts(3) as hosts:
         fleet = Fleet(list(hosts), tmp_path, json.dumps(app), env={"SLOOP_MODELS_CACHE": "/dev/shm/models"})
@@ -559,7 +469,9 @@ def test_a_body_whose_host_dies_starts_on_another_one_long_before_bodies_are_ada
                 fleet.start_agent(f"local-{number}", hosts[1 + number])
             fleet.until_ready(1)
             (node,) = fleet.ready().values()
-            with Load(fleet.address, "live", partial(answers, model), rate_rps=20, width=64) as asking:
+            with Load(
+                fleet.address, "live", lambda x: session_of(model).run(None, {"x": x})[0], rate_rps=20, width=WIDTH
+            ) as asking:
                 asking.until_steady(10)
                 hosts[1 + int(node[-1])].kill()
                 until(lambda: {*fleet.ready().values()} == {f"local-{1 - int(node[-1])}"}, "a body on the other host")

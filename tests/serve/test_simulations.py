@@ -49,11 +49,6 @@ SYSTEM = System("curious", "system", "a test", build_system("static").policies, 
 """
 
 
-@pytest.fixture(scope="module")
-def thread() -> LoopThread:
-    return LoopThread()
-
-
 @pytest.mark.timeout(400)
 def test_an_overseer_in_a_file_asks_and_what_it_chooses_decides(thread: LoopThread, tmp_path: Path) -> None:
     own = tmp_path / "curious.py"
@@ -61,9 +56,9 @@ def test_an_overseer_in_a_file_asks_and_what_it_chooses_decides(thread: LoopThre
     assert list(build_system(str(own)).choices) == ["static (cores 0.5)", "static (cores 1, order fifo)"]
     model = python_model(tmp_path / "m.py")
     described = named("demo", model, system=str(own))
-    running = Running(thread, tmp_path / "state", described, limits={"spare_workers": 0}, settings={"answers": ANSWERS})
-    try:
-        running.wait_until_ready()
+    with Running(
+        thread, tmp_path / "state", described, limits={"spare_workers": 0}, settings={"answers": ANSWERS}
+    ) as running:
         with asking(running, "demo") as statuses:
             deadline_s = time.monotonic() + CPU_S_MAX / SIMULATION_CORES  # the answer may take so long
             while time.monotonic() < deadline_s:
@@ -73,8 +68,6 @@ def test_an_overseer_in_a_file_asks_and_what_it_chooses_decides(thread: LoopThre
                 time.sleep(0.5)
             time.sleep(1.5)
         assert statuses.keys() == {200}
-    finally:
-        running.close()
     records = [record for _, record in read_log(tmp_path / "state")]
     (asked,) = [record for record in records if isinstance(record, RequestSimulation)]
     (answer,) = [record for record in records if isinstance(record, Simulated)]

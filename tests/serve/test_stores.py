@@ -35,12 +35,6 @@ QUICK = Patience(connect_s=0.5, stall_s=0.3, least_bytes_s=1000)
 CONTENT = bytes(range(256)) * 1000
 
 
-@pytest.fixture
-def store() -> Iterator[BadStore]:
-    with BadStore() as made:
-        yield made
-
-
 def read(location: str, reader: Store | None = None, start: int = 0, version: str = "", user: str = "") -> bytes:
     """All that comes of a file, while somebody looks whether it comes too slowly."""
     watch, is_over = Watch(QUICK), threading.Event()

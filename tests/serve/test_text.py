@@ -111,8 +111,8 @@ def fan_out(folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder, thread = tmp_path_factory.mktemp("text"), LoopThread()
+def running(thread: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("text")
     (folder / "labels.txt").write_text("long\nfull of a\n")
     chain = document(*written(folder, tokenize=TOKENIZE, classify=CLASSIFY)) | {
         "name": "classify",
@@ -123,11 +123,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     padded: Any = document(*written(folder, padded=SLOW)) | {"name": "padded"}
     padded["stages"][0]["variants"][0]["pad"] = {"x": -1}
     models = [each | share for each in (chain, fan_out(folder), double, padded)]
-    running = Running(thread, folder / "state", *models)
-    running.wait_until_ready()
-    yield running
-    running.close()
-    thread.close()
+    with Running(thread, folder / "state", *models) as running:
+        yield running
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -234,13 +231,11 @@ def test_text_and_bfloats_in_json(running: Running) -> None:
     assert text == b'{"outputs":["A","B"]}'
 
 
-def test_labels_of_an_output_that_there_is_not_are_an_error(tmp_path: Path) -> None:
+def test_labels_of_an_output_that_there_is_not_are_an_error(thread: LoopThread, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a\n")
     described = document(*written(tmp_path, double=DOUBLE)) | {"labels": {"z": str(tmp_path / "labels.txt")}}
-    thread = LoopThread()
     with pytest.raises(InputError, match=r"labels\.z: the application has no output 'z'\nhelp: its outputs are y"):
         Running(thread, tmp_path, described)
     (tmp_path / "labels.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"labels\.y: the labels cannot be read"):
         Running(thread, tmp_path, described | {"labels": {"y": str(tmp_path / "labels.txt")}})
-    thread.close()

@@ -4,11 +4,11 @@ import ast
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from sloop.serve import transport
 from sloop.serve.transport import (
@@ -26,43 +26,31 @@ from sloop.serve.transport import (
     socket_pair,
     unpack_head,
 )
+from tests.serve.rig import until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("event_loop")]
 LARGE_BYTES = 3 << 20
 
 Scene = Callable[[ProcessLink, socket.socket, list[Frame], list[str]], Awaitable[None]]
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
-    """Runs a scene between a link and a worker's bare socket, on both event loops."""
-
-    def run(scene: Scene) -> None:
-        async def main() -> None:
-            ours, theirs = socket_pair()
-            frames: list[Frame] = []
-            ends: list[str] = []
-            link = ProcessLink(asyncio.get_running_loop(), ours)
-            link.attach(frames.append, ends.append)
-            with theirs:
-                try:
-                    await asyncio.wait_for(scene(link, theirs, frames, ends), 10)
-                finally:
-                    link.close()
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(main())
-
-    return run
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[ProcessLink, socket.socket, list[Frame], list[str]]]:
+    """A link, a worker's bare socket, and the frames and the ends that the link tells of."""
+    ours, theirs = socket_pair()
+    frames: list[Frame] = []
+    ends: list[str] = []
+    link = ProcessLink(asyncio.get_running_loop(), ours)
+    link.attach(frames.append, ends.append)
+    with theirs:
+        try:
+            yield link, theirs, frames, ends
+        finally:
+            link.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
-        await asyncio.sleep(0.001)
-
-
-def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_frames_arrive_whole_and_in_order() -> None:
+    async with linked() as (_, theirs, frames, ends):
         large = bytes(range(256)) * (LARGE_BYTES // 256)
         channel = ProcessChannel(theirs)
 
@@ -81,22 +69,18 @@ def test_frames_arrive_whole_and_in_order(play: Callable[[Scene], None]) -> None
         assert [bytes(f.payload) for f in frames] == [b"", large + b"tail", b"small"]
         assert not ends
 
-    play(scene)
 
-
-def test_a_frame_may_come_byte_by_byte(play: Callable[[Scene], None]) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_a_frame_may_come_byte_by_byte() -> None:
+    async with linked() as (_, theirs, frames, _):
         for byte in pack_head(FrameKind.BYTES, 3, 4, 3) + b"xyz":
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
         await until(lambda: bool(frames))
         assert (frames[0].subject, bytes(frames[0].payload)) == (3, b"xyz")
 
-    play(scene)
 
-
-def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Scene], None]) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_the_server_waits_for_a_slow_worker_without_blocking() -> None:
+    async with linked() as (link, theirs, _, _):
         rows = [
             bytes([n % 251]) * 4096 for n in range(2500)
         ]  # more buffers than one call takes, more bytes than it holds
@@ -114,41 +98,35 @@ def test_the_server_waits_for_a_slow_worker_without_blocking(play: Callable[[Sce
         assert await asyncio.to_thread(listen) == (1, b"".join(rows), FrameKind.BYTES)
         assert not link.is_congested
 
-    play(scene)
 
-
-def test_a_relay_takes_no_more_than_it_can_pass_on() -> None:
+async def test_a_relay_takes_no_more_than_it_can_pass_on() -> None:
     """Whoever sends waits for whoever reads, however much that is; nothing is lost."""
     count, payload = 64, bytes(1 << 20)
+    loop, noted = asyncio.get_running_loop(), list[Frame]()
+    (ours, before), (our_own, after) = socket_pair(), socket_pair()
+    source, target = ProcessLink(loop, ours), ProcessLink(loop, our_own)
+    relay(source, target, lambda why: target.finish(), noted.append)
+    target.attach(lambda frame: None, lambda why: None)
+    sender, receiver = ProcessChannel(before), ProcessChannel(after)
 
-    async def main() -> None:
-        loop, noted = asyncio.get_running_loop(), list[Frame]()
-        (ours, before), (our_own, after) = socket_pair(), socket_pair()
-        source, target = ProcessLink(loop, ours), ProcessLink(loop, our_own)
-        relay(source, target, lambda why: target.finish(), noted.append)
-        target.attach(lambda frame: None, lambda why: None)
-        sender, receiver = ProcessChannel(before), ProcessChannel(after)
+    def send_all() -> None:
+        for number in range(count):
+            sender.send(FrameKind.BYTES, number, 0, [payload])
+        sender.close()
 
-        def send_all() -> None:
-            for number in range(count):
-                sender.send(FrameKind.BYTES, number, 0, [payload])
-            sender.close()
+    sending = asyncio.create_task(asyncio.to_thread(send_all))
+    seen = -1
+    while len(noted) != seen or not target.is_congested:
+        seen = len(noted)
+        await asyncio.sleep(0.1)
+    assert seen < count // 2
 
-        sending = asyncio.create_task(asyncio.to_thread(send_all))
-        seen = -1
-        while len(noted) != seen or not target.is_congested:
-            seen = len(noted)
-            await asyncio.sleep(0.1)
-        assert seen < count // 2
+    def receive_all() -> list[int]:
+        return [frame.subject for frame in iter(receiver.receive, None) if len(frame.payload) == len(payload)]
 
-        def receive_all() -> list[int]:
-            return [frame.subject for frame in iter(receiver.receive, None) if len(frame.payload) == len(payload)]
-
-        assert await asyncio.to_thread(receive_all) == list(range(count))
-        await sending
-        receiver.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    assert await asyncio.to_thread(receive_all) == list(range(count))
+    await sending
+    receiver.close()
 
 
 @pytest.mark.parametrize(
@@ -158,37 +136,31 @@ def test_a_relay_takes_no_more_than_it_can_pass_on() -> None:
         (HEADER.pack(b"SL", VERSION, 0, 0, 0, 0), "kind 0"),
     ],
 )
-def test_a_worker_that_breaks_the_format_is_given_up(play: Callable[[Scene], None], data: bytes, says: str) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_a_worker_that_breaks_the_format_is_given_up(data: bytes, says: str) -> None:
+    async with linked() as (_, theirs, frames, ends):
         theirs.send(data)
         await until(lambda: bool(ends))
         assert says in ends[0]
         assert not frames
 
-    play(scene)
 
-
-def test_the_end_of_the_socket_is_told_once(play: Callable[[Scene], None]) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_the_end_of_the_socket_is_told_once() -> None:
+    async with linked() as (link, theirs, _, ends):
         theirs.close()
         link.send(FrameKind.BYTES, 1, 0, [b"x"])
         await until(lambda: bool(ends))
         link.send(FrameKind.BYTES)
         assert len(ends) == 1
 
-    play(scene)
 
-
-def test_after_closing_nothing_is_told(play: Callable[[Scene], None]) -> None:
-    async def scene(link: ProcessLink, theirs: socket.socket, frames: list[Frame], ends: list[str]) -> None:
+async def test_after_closing_nothing_is_told() -> None:
+    async with linked() as (link, theirs, frames, ends):
         ProcessChannel(theirs).send(FrameKind.BYTES)
         link.close()
         link.close()
         await asyncio.sleep(0.01)
         assert not frames
         assert not ends
-
-    play(scene)
 
 
 def test_a_worker_sees_the_server_leave_between_frames_and_inside_one() -> None:

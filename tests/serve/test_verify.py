@@ -109,32 +109,26 @@ def order() -> Run:
 
 def test_a_worker_that_finds_a_difference_says_so_and_joins_no_more(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(STAGE % "x - x.min()")
-    server = Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100)
-    server.until_ready()
-    server.run(order())
-    assert "differs from its output alone" in server.hear(WorkerDiffers).why
-    done = server.run(order())
-    assert done.blocks[0] == server.run(run_of([[values(ROWS[:1])]])).blocks[0], "as alone"
-    server.end()
+    with Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100) as server:
+        server.run(order())
+        assert "differs from its output alone" in server.hear(WorkerDiffers).why
+        done = server.run(order())
+        assert done.blocks[0] == server.run(run_of([[values(ROWS[:1])]])).blocks[0], "as alone"
 
 
 def test_a_lack_of_memory_is_no_difference(tmp_path: Path) -> None:
     fails = "x if len(x) == 4 or x.max() < 1 else fails(x[0, 0] == 1)"  # it is warmed with values below 1
     text = STAGE % fails + "def fails(is_short):\n    raise MemoryError() if is_short else ValueError('no')\n"
     (tmp_path / "m.py").write_text(text)
-    server = Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100)
-    server.until_ready()
-    server.run(order())
-    # The first of the three requests lacks memory, the second fails.
-    assert "fails alone: ValueError: no" in server.hear(WorkerDiffers).why
-    server.end()
+    with Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100) as server:
+        server.run(order())
+        # The first of the three requests lacks memory, the second fails.
+        assert "fails alone: ValueError: no" in server.hear(WorkerDiffers).why
 
 
 def test_a_worker_that_is_told_joins_no_more(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(STAGE % "x - x.min()")
-    server = Server(str(tmp_path / "m.py"), SIGNATURE)
-    server.until_ready()
-    joined = server.run(order()).blocks[0]
-    server.channel.tell(WorkerDiffers(A, "another one has found a difference"))
-    assert server.run(order()).blocks[0] != joined
-    server.end()
+    with Server(str(tmp_path / "m.py"), SIGNATURE) as server:
+        joined = server.run(order()).blocks[0]
+        server.channel.tell(WorkerDiffers(A, "another one has found a difference"))
+        assert server.run(order()).blocks[0] != joined

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from onnx import TensorProto, helper, numpy_helper
 
 from sloop.actions import Evict, StartWorker, StopWorker
 from sloop.app.load import load_application
@@ -53,20 +52,14 @@ from sloop.serve.weights.folder import (
 from sloop.serve.weights.sources import FolderStore, ModelSource, Patience, StoredFile, StoreError, Watch
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import ModelWeights, ReplicaId, ReplicaSpec, Slot
+from tests.onnx_graphs import onnx_model
 from tests.serve.bad_store import BadStore, Served
-from tests.serve.rig import wirings_of
+from tests.serve.rig import until, wirings_of
 
 pytestmark = pytest.mark.live
 CONTENT = bytes(range(256)) * 1000
 OTHER = CONTENT[::-1]
 QUICK = Patience(connect_s=2, stall_s=0.3, least_bytes_s=1000, tries=3, pause_s=0.001, hang_s=20)
-Scene = Callable[[WeightsCache], Awaitable[None]]
-
-
-@pytest.fixture
-def store() -> Iterator[BadStore]:
-    with BadStore() as made:
-        yield made
 
 
 @pytest.fixture
@@ -74,28 +67,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def play(folder: Path, scene: Scene, budget_bytes: int = 10**9, **options: Any) -> None:
-    """Run a scene with a cache."""
-
-    async def main() -> None:
-        cache = WeightsCache(folder, budget_bytes, **({"patience": QUICK} | options))
-        try:
-            await asyncio.wait_for(scene(cache), 60)
-        finally:
-            await cache.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def caching(folder: Path, budget_bytes: int = 10**9, **options: Any) -> AsyncIterator[WeightsCache]:
+    cache = WeightsCache(folder, budget_bytes, **({"patience": QUICK} | options))
+    try:
+        yield cache
+    finally:
+        await cache.close()
 
 
 def fetched(folder: Path, text: str, budget_bytes: int = 10**9, **options: Any) -> Path:
     """What a new cache fetches."""
-    found: list[Path] = []
 
-    async def scene(cache: WeightsCache) -> None:
-        found.append(await cache.fetch(ModelSource.of(text)))
+    async def fetch() -> Path:
+        async with caching(folder, budget_bytes, **options) as cache:
+            return await cache.fetch(ModelSource.of(text))
 
-    play(folder, scene, budget_bytes, **options)
-    return found[0]
+    return asyncio.run(fetch())
 
 
 def refused(folder: Path, text: str, budget_bytes: int = 10**9, **options: Any) -> SloopError:
@@ -114,11 +102,6 @@ def sum_of(content: bytes) -> str:
 def left_in(folder: Path) -> list[str]:
     """The names of models and transfers in a cache."""
     return sorted(path.name for path in folder.iterdir() if path.name != "locks")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
-        await asyncio.sleep(0.002)
 
 
 # What is fetched, and when it is fetched again
@@ -240,10 +223,8 @@ def test_a_store_that_is_away_leaves_the_copy(store: BadStore, folder: Path, cap
 def split_model(folder: Path, location: str = "w.bin", value: float = 1.0) -> Path:
     """A model whose weights lie in `location`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensor = numpy_helper.from_array(np.full(600, value, np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [600]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [tensor])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    weights = {"w": np.full(600, value, np.float32)}
+    model = onnx_model("(float[600] x) => (float[600] y) { y = Add(x, w) }", weights)
     path = folder / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="w.bin")
     if location != "w.bin":
@@ -460,12 +441,11 @@ def test_tries_are_bounded_and_progress_renews_them(store: BadStore, folder: Pat
 # Many callers
 
 
-def test_callers_of_the_same_file_share_a_transfer(store: BadStore, folder: Path) -> None:
+async def test_callers_of_the_same_file_share_a_transfer(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = served = Served(CONTENT, hold=threading.Event())
     source = ModelSource.of(f"{store.url}/m.bin")
     reports: list[tuple[int, int | None]] = []
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         callers = [asyncio.create_task(cache.fetch(source, lambda *now: reports.append(now))) for _ in range(20)]
         await until(lambda: store.sent_bytes.get("/m.bin", 0) > 0)
         for caller in callers[:19]:
@@ -477,18 +457,15 @@ def test_callers_of_the_same_file_share_a_transfer(store: BadStore, folder: Path
         assert served.hold is not None
         served.hold.set()
         assert (await callers[19]).read_bytes() == CONTENT
-
-    play(folder, scene)
     assert len(store.asked("/m.bin")) == 1
     assert reports[-1] == (len(CONTENT), len(CONTENT))
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
-def test_the_last_caller_that_is_cancelled_ends_the_transfer(store: BadStore, folder: Path) -> None:
+async def test_the_last_caller_that_is_cancelled_ends_the_transfer(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = served = Served(CONTENT, hold=threading.Event())
     source = ModelSource.of(f"{store.url}/m.bin")
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         callers = [asyncio.create_task(cache.fetch(source)) for _ in range(3)]
         await until(lambda: any(size > 100_000 for size in map(transfer._size, folder.glob("*.part/files/m.bin"))))
         for caller in callers:
@@ -498,25 +475,21 @@ def test_the_last_caller_that_is_cancelled_ends_the_transfer(store: BadStore, fo
         assert [name for name in left_in(folder) if name.endswith(".part")]
         store.files["/m.bin"] = replace(served, hold=None)
         assert (await cache.fetch(source)).read_bytes() == CONTENT
-
-    play(folder, scene)
     assert "range" in store.asked("/m.bin")[-1]
     assert len(left_in(folder)) == 1
 
 
-def test_an_error_reaches_every_caller(store: BadStore, folder: Path) -> None:
-    async def scene(cache: WeightsCache) -> None:
+async def test_an_error_reaches_every_caller(store: BadStore, folder: Path) -> None:
+    async with caching(folder) as cache:
         source = ModelSource.of(f"{store.url}/m.bin")
         results = await asyncio.gather(*(cache.fetch(source, pin=True) for _ in range(3)), return_exceptions=True)
         assert [type(each) for each in results] == [StoreError] * 3
         store.files["/m.bin"] = Served(CONTENT)
         assert (await cache.fetch(source)).read_bytes() == CONTENT
-
-    play(folder, scene)
     assert len(store.asked("/m.bin")) == 2
 
 
-def test_transfers_at_the_same_time_are_bounded(store: BadStore, folder: Path) -> None:
+async def test_transfers_at_the_same_time_are_bounded(store: BadStore, folder: Path) -> None:
     hold = threading.Event()
     for number in range(5):
         store.files[f"/{number}.bin"] = Served(CONTENT + bytes([number]), hold=hold)
@@ -524,7 +497,7 @@ def test_transfers_at_the_same_time_are_bounded(store: BadStore, folder: Path) -
     def begun() -> list[str]:
         return [path for path in store.sent_bytes if path.endswith(".bin")]
 
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, transfers_max=2) as cache:
         sources = [ModelSource.of(f"{store.url}/{number}.bin") for number in range(5)]
         callers = [asyncio.create_task(cache.fetch(source)) for source in sources]
         await until(lambda: len(begun()) == 2)
@@ -534,8 +507,6 @@ def test_transfers_at_the_same_time_are_bounded(store: BadStore, folder: Path) -
         hold.set()
         paths = await asyncio.gather(*callers[:4])
         assert [path.read_bytes()[-1] for path in paths] == [0, 1, 2, 3]
-
-    play(folder, scene, transfers_max=2)
     assert "/4.bin" not in store.sent_bytes
 
 
@@ -551,10 +522,9 @@ class SilentStore(FolderStore):
         return super().open(file, watch, start=start, version=version)
 
 
-def test_an_operating_system_that_does_not_answer(folder: Path, tmp_path: Path) -> None:
+async def test_an_operating_system_that_does_not_answer(folder: Path, tmp_path: Path) -> None:
     silent = SilentStore()
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, stores={"file": silent}, patience=replace(QUICK, hang_s=0.2)) as cache:
         source = ModelSource.of(str(tmp_path / "m.bin"))
         with pytest.raises(MachineError, match=r"has not answered for 0\.2 s"):
             await cache.fetch(source)
@@ -563,22 +533,17 @@ def test_an_operating_system_that_does_not_answer(folder: Path, tmp_path: Path) 
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-
-    play(folder, scene, stores={"file": silent}, patience=replace(QUICK, hang_s=0.2))
     silent.answers.set()
 
 
-def test_close_ends_what_is_under_way(store: BadStore, folder: Path) -> None:
+async def test_close_ends_what_is_under_way(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT, stalls=1000)
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, patience=replace(QUICK, stall_s=50)) as cache:
         caller = asyncio.create_task(cache.fetch(ModelSource.of(f"{store.url}/m.bin")))
         await until(lambda: bool(store.sent_bytes))
         await cache.close()
         with pytest.raises(asyncio.CancelledError):
             await caller
-
-    play(folder, scene, patience=replace(QUICK, stall_s=50))
 
 
 # Room
@@ -596,11 +561,10 @@ def test_what_can_have_no_room_is_not_fetched(store: BadStore, folder: Path) -> 
     assert fetched(folder, f"{store.url}/m.bin", budget_bytes=256_000).read_bytes() == CONTENT
 
 
-def test_models_in_use_stay(store: BadStore, folder: Path) -> None:
+async def test_models_in_use_stay(store: BadStore, folder: Path) -> None:
     for name in "abc":
         store.files[f"/{name}.bin"] = Served(CONTENT + name.encode())
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, budget_bytes=600_000) as cache:
         a = await cache.fetch(ModelSource.of(f"{store.url}/a.bin"), pin=True)
         b = await cache.fetch(ModelSource.of(f"{store.url}/b.bin"))
         cache.acquire(b)
@@ -620,13 +584,10 @@ def test_models_in_use_stay(store: BadStore, folder: Path) -> None:
         with pytest.raises(InputError, match="not in the cache of models"):
             cache.acquire(folder)
 
-    play(folder, scene, budget_bytes=600_000)
 
-
-def test_a_model_is_pinned_as_often_as_it_was_asked_for(store: BadStore, folder: Path) -> None:
+async def test_a_model_is_pinned_as_often_as_it_was_asked_for(store: BadStore, folder: Path) -> None:
     store.files["/a.bin"], store.files["/b.bin"] = Served(CONTENT), Served(OTHER)
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, budget_bytes=300_000) as cache:
         source = ModelSource.of(f"{store.url}/a.bin")
         cancelled = asyncio.create_task(cache.fetch(source, pin=True))
         paths = asyncio.gather(*(cache.fetch(source, pin=True) for _ in range(2)))
@@ -640,8 +601,6 @@ def test_a_model_is_pinned_as_often_as_it_was_asked_for(store: BadStore, folder:
             cache.release(path)
         await cache.fetch(ModelSource.of(f"{store.url}/b.bin"))
         assert not path.exists()
-
-    play(folder, scene, budget_bytes=300_000)
 
 
 def test_a_full_disk(store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,11 +647,10 @@ def test_a_disk_that_really_is_full(store: BadStore, small_disk: Path) -> None:
     assert fetched(small_disk / "cache", f"{store.url}/m.bin").read_bytes() == CONTENT
 
 
-def test_a_cache_apart_is_deleted_by_its_owner_or_after_its_death(store: BadStore, folder: Path) -> None:
+async def test_a_cache_apart_is_deleted_by_its_owner_or_after_its_death(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
     source = ModelSource.of(f"{store.url}/m.bin")
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         one, other = cache.apart(), cache.apart()
         shared = await cache.fetch(source)
         copies = [await each.fetch(source) for each in (one, other)]
@@ -706,16 +664,13 @@ def test_a_cache_apart_is_deleted_by_its_owner_or_after_its_death(store: BadStor
         cache.models.prepare()
         assert [path.exists() for path in (copies[1], shared)] == [False, True]
         await other.close()
-
-    play(folder, scene)
     assert store.sent_bytes["/m.bin"] == 3 * len(CONTENT)
 
 
-def test_evicted_models_go_when_nobody_uses_them(store: BadStore, folder: Path) -> None:
+async def test_evicted_models_go_when_nobody_uses_them(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
     source = ModelSource.of(f"{store.url}/m.bin")
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         path = await cache.fetch(source, pin=True)
         await cache.evict(source)
         assert path.exists()
@@ -731,16 +686,13 @@ def test_evicted_models_go_when_nobody_uses_them(store: BadStore, folder: Path) 
         await until(lambda: not left_in(folder))
         await cache.evict(source)
 
-    play(folder, scene)
 
-
-def test_what_is_apart_is_of_the_same_budget(store: BadStore, folder: Path) -> None:
+async def test_what_is_apart_is_of_the_same_budget(store: BadStore, folder: Path) -> None:
     for name in ("/a.bin", "/b.bin", "/c.bin"):
         store.files[name] = Served(CONTENT)
     a, b, c = (ModelSource.of(f"{store.url}/{name}.bin") for name in "abc")
     budget = 2 * len(CONTENT) + 10
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder, budget) as cache:
         one, other = cache.apart(), cache.apart()
         unused = await cache.fetch(a)
         for each in (one, other):
@@ -755,21 +707,16 @@ def test_what_is_apart_is_of_the_same_budget(store: BadStore, folder: Path) -> N
         assert cache.models.used_bytes() == 2 * len(CONTENT)
         await other.remove()
 
-    play(folder, scene, budget)
 
-
-def test_what_an_interrupted_transfer_has_left_is_discarded(store: BadStore, folder: Path) -> None:
+async def test_what_an_interrupted_transfer_has_left_is_discarded(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT, stalls=1000, ranges=False)
     source = ModelSource.of(f"{store.url}/m.bin")
-
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         with pytest.raises(MachineError):
             await cache.fetch(source)
         assert left_in(folder), "another try may go on there"
         await cache.discard(source)
         assert not left_in(folder)
-
-    play(folder, scene)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -778,19 +725,17 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         ModelFolder(tmp_path / "file" / "cache", 1).prepare()
 
 
-def test_a_folder_that_goes(store: BadStore, folder: Path) -> None:
+async def test_a_folder_that_goes(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
 
     def replace_by_file() -> None:
         shutil.rmtree(folder)
         folder.touch()
 
-    async def scene(cache: WeightsCache) -> None:
+    async with caching(folder) as cache:
         replace_by_file()
         with pytest.raises(MachineError, match="cannot be kept in"):
             await cache.fetch(ModelSource.of(f"{store.url}/m.bin"))
-
-    play(folder, scene)
 
 
 def test_a_model_that_goes_while_it_is_pinned(store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1058,7 +1003,7 @@ class HeardSession(AgentSession):
         return [each.event for each in self.said if isinstance(each.event, kind)]
 
 
-def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, folder: Path, mlp: Path) -> None:
+async def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, folder: Path, mlp: Path) -> None:
     content = mlp.read_bytes()
     store.files["/mlp.onnx"] = Served(content)
     url = f"{store.url}/mlp.onnx#sha256={hashlib.sha256(content).hexdigest()}"
@@ -1067,33 +1012,29 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         ("stage", "away"): Servable("/not/here.onnx", signature, source=url),
         ("stage", "missing"): Servable("/not/here.onnx", signature),
     }
-
-    async def main() -> None:
-        session = HeardSession(folder, servables)
-        for number, variant in enumerate(("away", "away", "missing", "away")):
-            session.start(number, variant)
-        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(3), "")))
-        assert session.said[-1] == Report(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
-        await until(lambda: len(session.events(WorkerReady)) == 2)
-        steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
-        assert steps == ["fetching", "spawning", "loading", "warming"]
-        (lost,) = session.events(WorkerLost)
-        assert lost.error.startswith("/not/here.onnx is not on this node: put it where all nodes can read it")
-        (cache,) = session.made
-        (model,) = cache.models.models()
-        assert source_of(model.path) == url
-        assert source_of(mlp) == ""
-        part = cache.models.part("other.onnx", "0" * 16)
-        with pytest.raises(MachineError, match="are in use"):
-            cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
-        for number in range(2):
-            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
-        await until(lambda: len(session.events(WorkerStopped)) == 3)
-        cache.models.reserve(part, TransferState(), 10**9, "a model")
-        assert not cache.models.models(), "nobody used it any more"
-        await session.close()
-
-    asyncio.run(main())
+    session = HeardSession(folder, servables)
+    for number, variant in enumerate(("away", "away", "missing", "away")):
+        session.start(number, variant)
+    session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(3), "")))
+    assert session.said[-1] == Report(WorkerStopped(ReplicaId(3))), "while its model is being fetched"
+    await until(lambda: len(session.events(WorkerReady)) == 2)
+    steps = [event.step for event in session.events(WorkerProgressed) if event.worker == 0]
+    assert steps == ["fetching", "spawning", "loading", "warming"]
+    (lost,) = session.events(WorkerLost)
+    assert lost.error.startswith("/not/here.onnx is not on this node: put it where all nodes can read it")
+    (cache,) = session.made
+    (model,) = cache.models.models()
+    assert source_of(model.path) == url
+    assert source_of(mlp) == ""
+    part = cache.models.part("other.onnx", "0" * 16)
+    with pytest.raises(MachineError, match="are in use"):
+        cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
+    for number in range(2):
+        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
+    await until(lambda: len(session.events(WorkerStopped)) == 3)
+    cache.models.reserve(part, TransferState(), 10**9, "a model")
+    assert not cache.models.models(), "nobody used it any more"
+    await session.close()
     assert len(store.asked("/mlp.onnx")) == 1
 
 
@@ -1112,53 +1053,48 @@ def held(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path) -> None:
+async def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path) -> None:
     content = b"a model"
     store.files["/m.bin"] = Served(content)
     url = f"{store.url}/m.bin#sha256={hashlib.sha256(content).hexdigest()}"
     servables = {("stage", "away"): Servable("/not/here", Signature((), ()), source=url, weights=(WEIGHTS,))}
+    session = HeardSession(folder, servables)
+    model = (await (await session.models._shared_cache()).fetch(ModelSource.of(url))).parent.parent
 
-    async def main() -> None:
-        session = HeardSession(folder, servables)
-        model = (await (await session.models._shared_cache()).fetch(ModelSource.of(url))).parent.parent
+    def answers() -> None:
+        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(99), "")))
+        assert session.said[-1] == Report(WorkerStopped(ReplicaId(99)))
 
-        def answers() -> None:
-            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(99), "")))
-            assert session.said[-1] == Report(WorkerStopped(ReplicaId(99)))
-
-        with held(folder):
-            session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
-            await asyncio.sleep(0.2)
-            answers()
-            assert model.exists()
-            session.start(0, "away")  # it must not find what is about to go
-            await asyncio.sleep(0.2)
-        await until(lambda: len(store.asked("/m.bin")) == 2)
-        await until(lambda: len(session.events(WorkerLost)) == 1)  # it is no model that a worker could load
-        session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
-        await until(lambda: not model.exists())
-        path = await session.made[0].fetch(ModelSource.of(url), pin=True)
+    with held(folder):
         session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
         await asyncio.sleep(0.2)
-        with held(folder):
-            session.made[0].release(path)  # as a worker that ends does
-            await asyncio.sleep(0.2)
-            answers()
-            assert path.exists()
-            HeardSession(folder, {})._made()  # another agent can begin
-        await until(lambda: not path.exists())
-        await session.close()
+        answers()
+        assert model.exists()
+        session.start(0, "away")  # it must not find what is about to go
+        await asyncio.sleep(0.2)
+    await until(lambda: len(store.asked("/m.bin")) == 2)
+    await until(lambda: len(session.events(WorkerLost)) == 1)  # it is no model that a worker could load
+    session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
+    await until(lambda: not model.exists())
+    path = await session.made[0].fetch(ModelSource.of(url), pin=True)
+    session.acts[NodeOrder](NodeOrder(Evict("one", WEIGHTS)))
+    await asyncio.sleep(0.2)
+    with held(folder):
+        session.made[0].release(path)  # as a worker that ends does
+        await asyncio.sleep(0.2)
+        answers()
+        assert path.exists()
+        HeardSession(folder, {})._made()  # another agent can begin
+    await until(lambda: not path.exists())
+    await session.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
 
-
-def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder: Path, tmp_path: Path) -> None:
+async def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder: Path, tmp_path: Path) -> None:
     """Of a model whose batch was fixed when it was exported, or that has mappings as outputs."""
-    port = [helper.make_tensor_value_info(name, 1, [2, 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", port[:1], port[1:])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    made = onnx_model("(float[2, 4] x) => (float[2, 4] y) { y = Neg(x) }")
     store.files["/two.onnx"] = Served(made.SerializeToString())
-    path = fetched(tmp_path / "of the server", f"{store.url}/two.onnx")
+    async with caching(tmp_path / "of the server") as cache:
+        path = await cache.fetch(ModelSource.of(f"{store.url}/two.onnx"))
     variant = {
         "name": "v",
         "model": str(path),
@@ -1169,28 +1105,21 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
     assert servable.changes == ("open 2",)
     assert servable.source == source_of(path)
     assert Path(servable.model).parent == path.parent
-
-    async def main() -> None:
-        session = HeardSession(folder, {("stage", "v"): structs.replace(servable, model="/not/here.onnx")})
-        for number in range(2):
-            session.start(number, "v")
-        await until(lambda: len(session.events(WorkerReady)) == 2)
-        for number in range(2):
-            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
-        await until(lambda: len(session.events(WorkerStopped)) == 2)
-        await session.close()
-
-    asyncio.run(main())
+    session = HeardSession(folder, {("stage", "v"): structs.replace(servable, model="/not/here.onnx")})
+    for number in range(2):
+        session.start(number, "v")
+    await until(lambda: len(session.events(WorkerReady)) == 2)
+    for number in range(2):
+        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
+    await until(lambda: len(session.events(WorkerStopped)) == 2)
+    await session.close()
     [copy] = folder.glob("**/two.onnx.open-*")
     assert copy.read_bytes() == Path(servable.model).read_bytes()
 
 
-def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path, tmp_path: Path) -> None:
+async def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path, tmp_path: Path) -> None:
     """They serve what the server has examined, or nothing."""
-    port = [helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy"]
-    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", port[:1], port[1:], [weight])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    made = onnx_model("(float[1, 4] x) => (float[1, 4] y) { y = Mul(x, w) }", {"w": np.ones(4, np.float32)})
     path = tmp_path / "shared" / "m.onnx"
     path.parent.mkdir()
     onnx.save(made, path, save_as_external_data=True, location="m.data", size_threshold=0)
@@ -1201,46 +1130,38 @@ def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path
     assert servable.changes == ("open 1",)
     away = structs.replace(servable, model="/not/here.onnx")
     weights = path.with_name("m.data").read_bytes()
-
-    async def main() -> None:
-        session = HeardSession(folder, {("stage", "v"): away})
-        for number in range(2):
-            session.start(number, "v")
-        await until(lambda: len(session.events(WorkerReady)) == 2)
-        [entry] = (folder / IN_CACHE).iterdir()
-        path.with_name("m.data").write_bytes(bytes(len(weights)))
-        session.start(2, "v")
-        await until(lambda: len(session.events(WorkerReady)) == 3)
-        assert (entry / "files" / "m.data").read_bytes() == weights
-        collect(folder / IN_CACHE)
-        assert entry.exists()
-        for number in range(3):
-            session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
-        await until(lambda: len(session.events(WorkerStopped)) == 3)
-        collect(folder / IN_CACHE)
-        assert not entry.exists()
-        session.start(3, "v")
-        await until(lambda: len(session.events(WorkerLost)) == 1)
-        path.unlink()
-        session.start(4, "v")
-        await until(lambda: len(session.events(WorkerLost)) == 2)
-        changed, gone = session.events(WorkerLost)
-        assert changed.error.startswith(f"{path}: it has the digest ")
-        assert gone.error.startswith(f"{path} is not on this node: put it where all nodes can read it")
-        await session.close()
-
-    asyncio.run(main())
+    session = HeardSession(folder, {("stage", "v"): away})
+    for number in range(2):
+        session.start(number, "v")
+    await until(lambda: len(session.events(WorkerReady)) == 2)
+    [entry] = (folder / IN_CACHE).iterdir()
+    path.with_name("m.data").write_bytes(bytes(len(weights)))
+    session.start(2, "v")
+    await until(lambda: len(session.events(WorkerReady)) == 3)
+    assert (entry / "files" / "m.data").read_bytes() == weights
+    collect(folder / IN_CACHE)
+    assert entry.exists()
+    for number in range(3):
+        session.acts[NodeOrder](NodeOrder(StopWorker(ReplicaId(number), "")))
+    await until(lambda: len(session.events(WorkerStopped)) == 3)
+    collect(folder / IN_CACHE)
+    assert not entry.exists()
+    session.start(3, "v")
+    await until(lambda: len(session.events(WorkerLost)) == 1)
+    path.unlink()
+    session.start(4, "v")
+    await until(lambda: len(session.events(WorkerLost)) == 2)
+    changed, gone = session.events(WorkerLost)
+    assert changed.error.startswith(f"{path}: it has the digest ")
+    assert gone.error.startswith(f"{path} is not on this node: put it where all nodes can read it")
+    await session.close()
 
 
-def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadStore, folder: Path) -> None:
+async def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadStore, folder: Path) -> None:
     servable = Servable("/not/here.onnx", Signature((), ()), source=f"{store.url}/none.onnx")
-
-    async def main() -> None:
-        session = HeardSession(folder, {("stage", "away"): servable})
-        session.start(0, "away")
-        await until(lambda: bool(session.events(WorkerLost)))
-        assert "none.onnx" in session.said[-1].event.error
-        assert "404" in session.said[-1].event.error
-        await session.close()
-
-    asyncio.run(main())
+    session = HeardSession(folder, {("stage", "away"): servable})
+    session.start(0, "away")
+    await until(lambda: bool(session.events(WorkerLost)))
+    assert "none.onnx" in session.said[-1].event.error
+    assert "404" in session.said[-1].event.error
+    await session.close()

@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
+import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, structs
-from onnx import TensorProto, helper, numpy_helper, save
 
 from sloop.actions import Piece
 from sloop.profile import operators
@@ -66,6 +66,7 @@ from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import MISSING, Cut, Padding, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId
+from tests.onnx_graphs import onnx_model, save_model
 from tests.serve.graphs import graph_of
 from tests.serve.rig import alone, run_of, tensors_in
 
@@ -113,6 +114,15 @@ class Server:
         self.channel.tell(setup)
         self.thread = threading.Thread(target=work)
         self.thread.start()
+
+    def __enter__(self) -> Self:
+        """It is ready."""
+        self.until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        assert self.error is None
 
     def hear(self, kind: type[T]) -> T:
         """The next record of the worker, of this kind."""
@@ -177,33 +187,22 @@ def test_a_worker_loads_the_libraries_of_operators_that_its_model_needs(
 ) -> None:
     pytest.importorskip(operators.MODULE, reason="onnxruntime-extensions is not installed here")
     monkeypatch.setattr(operators, "_in_use", {})
-    x, y = (helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in "xy")
-    node = helper.make_node("StringUpper", ["x"], ["y"], domain="ai.onnx.contrib")
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
-    graph = helper.make_graph([node], "upper", [x], [y])
-    save(helper.make_model(graph, opset_imports=domains, ir_version=9), tmp_path / "m.onnx")
+    made = onnx_model("(string[n] x) => (string[n] y) { y = ai.onnx.contrib.StringUpper(x) }")
+    made.opset_import.add(domain="ai.onnx.contrib", version=1)
+    onnx.save(made, tmp_path / "m.onnx")
     signature = Signature((Port("x", "BYTES", (-1,)),), (Port("y", "BYTES", (-1,)),))
-    server = Server(str(tmp_path / "m.onnx"), signature, operators=(operators.EXTENSIONS,))
-    server.until_ready()
-    ((answer,),) = tensors_in(server.run(run_of([[Tensor("BYTES", (1,), join_strings(["abc"]))]])).blocks)
-    assert bytes(answer.data) == join_strings(["ABC"])
-    server.end()
-    assert server.error is None
+    with Server(str(tmp_path / "m.onnx"), signature, operators=(operators.EXTENSIONS,)) as server:
+        ((answer,),) = tensors_in(server.run(run_of([[Tensor("BYTES", (1,), join_strings(["abc"]))]])).blocks)
+        assert bytes(answer.data) == join_strings(["ABC"])
 
 
 def test_a_model_without_inputs_answers_each_visit(tmp_path: Path) -> None:
-    value = numpy_helper.from_array(np.array([7, 8], np.float32))
-    node, port = helper.make_node("Constant", [], ["y"], value=value), ("y", TensorProto.FLOAT, [2])
-    graph = helper.make_graph([node], "constant", [], [helper.make_tensor_value_info(*port)])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    path = save_model(tmp_path / "m.onnx", "() => (float[2] y) { y = Constant<value_floats = [7.0, 8.0]>() }")
     signature, nothing = Signature((), (Port("y", "FP32", (2,)),)), StageWiring("only", Assembly((), ()))
-    server = Server(str(tmp_path / "m.onnx"), signature, wiring=nothing, is_batchable=False)
-    server.until_ready()
-    done = server.run(Run(2, []))
-    answers = [np.frombuffer(y.data, np.float32).tolist() for [y] in tensors_in(done.blocks)]
-    assert answers == [[7, 8], [7, 8]]
-    server.end()
-    assert server.error is None
+    with Server(str(path), signature, wiring=nothing, is_batchable=False) as server:
+        done = server.run(Run(2, []))
+        answers = [np.frombuffer(y.data, np.float32).tolist() for [y] in tensors_in(done.blocks)]
+        assert answers == [[7, 8], [7, 8]]
 
 
 def test_libraries_are_part_of_the_process_and_not_of_loading(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,18 +218,15 @@ def test_libraries_are_part_of_the_process_and_not_of_loading(mlp: Path, monkeyp
 
 
 def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
-    server = Server(str(mlp), MLP)
-    server.until_ready()
-    server.send(run_of([[Tensor("FP32", (1, 5), bytes(20))]]), 1)
-    raised = server.hear(BatchRaised)
-    assert raised.batch == 1
-    failure = ModelFailure.decode(raised.failure)
-    assert failure.is_refusal, "the client sent rows of another size"
-    assert failure.summary.startswith("the model cannot run on these inputs: Got invalid dimensions for input: x")
-    assert failure.summary.endswith("index: 1 Got: 5 Expected: 4")
-    server.run(run_of([[Tensor("FP32", (1, 4), bytes(16))]]))
-    server.end()
-    assert server.error is None
+    with Server(str(mlp), MLP) as server:
+        server.send(run_of([[Tensor("FP32", (1, 5), bytes(20))]]), 1)
+        raised = server.hear(BatchRaised)
+        assert raised.batch == 1
+        failure = ModelFailure.decode(raised.failure)
+        assert failure.is_refusal, "the client sent rows of another size"
+        assert failure.summary.startswith("the model cannot run on these inputs: Got invalid dimensions for input: x")
+        assert failure.summary.endswith("index: 1 Got: 5 Expected: 4")
+        server.run(run_of([[Tensor("FP32", (1, 4), bytes(16))]]))
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
@@ -371,16 +367,16 @@ def test_pieces_whose_outputs_differ_in_more_than_rows_do_not_join() -> None:
 
 
 def test_pieces_of_a_request_run_beside_others_and_only_their_rows() -> None:
-    server = Server("fake:sleep:0:0")
-    server.until_ready()
-    order = run_of([[Tensor("UINT8", (5,), b"12345")], [Tensor("UINT8", (2,), b"67")]])
-    done = server.run(structs.replace(order, pieces=(Piece(3, 2, 5), None)))
-    assert [bytes(found.data) for [found] in tensors_in(done.blocks)] == [b"45", b"67"]
-    assert done.event.passes == 1
-    done = server.run(structs.replace(order, pieces=(Piece(0, 2, 4), None)))
-    assert (done.blocks[0], done.faults) == (None, {0: "an input has the shape [5], where 4 rows are to be divided"})
-    server.end()
-    assert server.error is None
+    with Server("fake:sleep:0:0") as server:
+        order = run_of([[Tensor("UINT8", (5,), b"12345")], [Tensor("UINT8", (2,), b"67")]])
+        done = server.run(structs.replace(order, pieces=(Piece(3, 2, 5), None)))
+        assert [bytes(found.data) for [found] in tensors_in(done.blocks)] == [b"45", b"67"]
+        assert done.event.passes == 1
+        done = server.run(structs.replace(order, pieces=(Piece(0, 2, 4), None)))
+        assert (done.blocks[0], done.faults) == (
+            None,
+            {0: "an input has the shape [5], where 4 rows are to be divided"},
+        )
 
 
 TEXT = Signature(
@@ -410,43 +406,35 @@ def texts(*lengths: int, rows: int = 1) -> Run:
 
 def test_requests_of_different_lengths_share_a_padded_pass_and_get_their_own_back(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(ENCODER % "")
-    server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING)
-    server.until_ready()
-    done = server.run(texts(2, 5, 3, rows=2))
-    assert (done.event.passes, done.event.elements, done.event.padded) == (1, 2 * (2 + 5 + 3), 2 * (3 + 2))
-    for length, (same, total, ran) in zip((2, 5, 3), tensors_in(done.blocks), strict=True):
-        assert (same.shape, same.datatype) == ((2, length), "INT64")
-        assert np.frombuffer(same.data, np.int64).tolist() == [length] * 2 * length, "nothing of 7, the padding"
-        assert np.frombuffer(total.data, np.float32).tolist() == [length * length] * 2
-        assert np.frombuffer(ran.data, np.float32).tolist() == [5, 5]
-    alike = server.run(texts(4, 4))
-    assert (alike.event.passes, alike.event.elements, alike.event.padded) == (1, 8, 0)
-    server.end()
-    assert server.error is None
+    with Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING) as server:
+        done = server.run(texts(2, 5, 3, rows=2))
+        assert (done.event.passes, done.event.elements, done.event.padded) == (1, 2 * (2 + 5 + 3), 2 * (3 + 2))
+        for length, (same, total, ran) in zip((2, 5, 3), tensors_in(done.blocks), strict=True):
+            assert (same.shape, same.datatype) == ((2, length), "INT64")
+            assert np.frombuffer(same.data, np.int64).tolist() == [length] * 2 * length, "nothing of 7, the padding"
+            assert np.frombuffer(total.data, np.float32).tolist() == [length * length] * 2
+            assert np.frombuffer(ran.data, np.float32).tolist() == [5, 5]
+        alike = server.run(texts(4, 4))
+        assert (alike.event.passes, alike.event.elements, alike.event.padded) == (1, 8, 0)
 
 
 def test_without_padding_requests_of_different_lengths_take_several_passes_and_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(ENCODER % "")
-    server = Server(str(tmp_path / "m.py"), TEXT)
-    server.until_ready()
-    done = server.run(texts(2, 5, 2))
-    assert (done.event.passes, done.event.elements, done.event.padded) == (2, 0, 0)
-    server.end()
+    with Server(str(tmp_path / "m.py"), TEXT) as server:
+        done = server.run(texts(2, 5, 2))
+        assert (done.event.passes, done.event.elements, done.event.padded) == (2, 0, 0)
 
 
 @pytest.mark.parametrize(("more", "differs"), [("", False), ("+ (mask == 0)", True)])
 def test_a_padded_request_is_compared_with_itself_alone(tmp_path: Path, more: str, *, differs: bool) -> None:
     """Padding must not change the answers of real requests either."""
     (tmp_path / "m.py").write_text((ENCODER % more).replace("ids.shape[1]", "1"))
-    server = Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING, verify_first=100)
-    server.until_ready()
-    server.run(texts(2, 5))
-    if differs:
-        assert "'sum'" in server.hear(WorkerDiffers).why
-    done = server.run(texts(2, 5))
-    assert done.event.passes == (2 if differs else 1)
-    server.end()
-    assert server.error is None
+    with Server(str(tmp_path / "m.py"), TEXT, padding=TEXT_PADDING, verify_first=100) as server:
+        server.run(texts(2, 5))
+        if differs:
+            assert "'sum'" in server.hear(WorkerDiffers).why
+        done = server.run(texts(2, 5))
+        assert done.event.passes == (2 if differs else 1)
 
 
 @pytest.mark.parametrize("is_batchable", [True, False])
@@ -455,42 +443,28 @@ def test_a_worker_tells_how_many_rows_it_passes_on_and_how_large_they_are(tmp_pa
     (tmp_path / "m.py").write_text(ENCODER % "")
     passed = (Passed(0, ((0, (1,)),)), Passed(1), Passed(None, from_client=True))
     wiring = replace(alone("only", TEXT), passed=passed)
-    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, padding=TEXT_PADDING, is_batchable=is_batchable)
-    server.until_ready()
-    done = server.run(texts(2, 5, rows=3))
-    assert done.event.sizes == (((3, 2), (3, 0), (0, 0)), ((3, 5), (3, 0), (0, 0)))
-    server.end()
+    with Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, padding=TEXT_PADDING, is_batchable=is_batchable) as server:
+        done = server.run(texts(2, 5, rows=3))
+        assert done.event.sizes == (((3, 2), (3, 0), (0, 0)), ((3, 5), (3, 0), (0, 0)))
     wiring = replace(alone("only", TEXT), passed=(Passed(1),))
-    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
-    server.until_ready()
-    assert server.run(texts(2, rows=3)).event.sizes == (() if is_batchable else (((3, 0),),))
-    server.end()
+    with Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable) as server:
+        assert server.run(texts(2, rows=3)).event.sizes == (() if is_batchable else (((3, 0),),))
     whole = (
         *(Passed(1, is_whole=True), Passed(0, ((0, (1,)),), is_whole=True), Passed(1, is_joined=True)),
         Passed(0, ((0, (1,)),), is_whole=True, is_joined=True),
     )
     wiring = replace(alone("only", TEXT), passed=whole)
-    server = Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable)
-    server.until_ready()
-    assert server.run(texts(2, rows=3)).event.sizes == (((1, 3), (1, 6), (3, 0), (0, 6)),)
-    server.end()
+    with Server(str(tmp_path / "m.py"), TEXT, wiring=wiring, is_batchable=is_batchable) as server:
+        assert server.run(texts(2, rows=3)).event.sizes == (((1, 3), (1, 6), (3, 0), (0, 6)),)
 
 
 @pytest.fixture
 def two_outputs(tmp_path: Path) -> Path:
     """`small`, and `big` of another branch, with a row of 1,000 each."""
-    x, small, big = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width])
-        for name, width in (("x", 2), ("small", 1), ("big", 1000))
-    )
-    nodes = [
-        helper.make_node("ReduceSum", ["x", "axis"], ["small"]),
-        helper.make_node("Expand", ["small", "size"], ["big"]),
-    ]
-    weights = [numpy_helper.from_array(np.array(value), name) for name, value in (("axis", [1]), ("size", [1, 1000]))]
-    graph = helper.make_graph(nodes, "two", [x], [small, big], weights)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "two.onnx")
-    return tmp_path / "two.onnx"
+    text = """(float[rows, 2] x) => (float[rows, 1] small, float[rows, 1000] big) {
+        small = ReduceSum(x, axis) big = Expand(small, size)
+    }"""
+    return save_model(tmp_path / "two.onnx", text, {"axis": np.array([1]), "size": np.array([1, 1000])})
 
 
 TWO_OUTPUTS = Signature(
@@ -500,30 +474,25 @@ TWO_OUTPUTS = Signature(
 
 def test_each_visit_gets_the_outputs_that_it_needs(two_outputs: Path) -> None:
     """Also when visits that need others share a pass."""
-    server = Server(str(two_outputs), TWO_OUTPUTS)
-    server.until_ready()
-    x = [values(np.full((rows, 2), rows, np.float32)) for rows in (1, 2, 9)]
-    whole = run_of([[each] for each in x])
-    for outputs in (((0,), (1,), (0,)), ((0,), (0,), (0,)), ((), (1,), (0, 1)), ()):
-        done = server.run(structs.replace(whole, outputs=outputs))
-        for place, (rows, found) in enumerate(zip((1, 2, 9), tensors_in(done.blocks), strict=True)):
-            wanted = (outputs[place] if outputs else ()) or (0, 1)
-            assert [tensor.datatype for tensor in found] == ["FP32" if n in wanted else "NONE" for n in (0, 1)]
-            for n, width in enumerate((1, 1000)):
-                if n in wanted:
-                    assert found[n].shape == (rows, width)
-                    assert np.unique(np.frombuffer(found[n].data, np.float32)).tolist() == [2 * rows]
-    server.end()
-    assert server.error is None
+    with Server(str(two_outputs), TWO_OUTPUTS) as server:
+        x = [values(np.full((rows, 2), rows, np.float32)) for rows in (1, 2, 9)]
+        whole = run_of([[each] for each in x])
+        for outputs in (((0,), (1,), (0,)), ((0,), (0,), (0,)), ((), (1,), (0, 1)), ()):
+            done = server.run(structs.replace(whole, outputs=outputs))
+            for place, (rows, found) in enumerate(zip((1, 2, 9), tensors_in(done.blocks), strict=True)):
+                wanted = (outputs[place] if outputs else ()) or (0, 1)
+                assert [tensor.datatype for tensor in found] == ["FP32" if n in wanted else "NONE" for n in (0, 1)]
+                for n, width in enumerate((1, 1000)):
+                    if n in wanted:
+                        assert found[n].shape == (rows, width)
+                        assert np.unique(np.frombuffer(found[n].data, np.float32)).tolist() == [2 * rows]
 
 
 def test_outputs_that_no_request_can_need_are_never_written(two_outputs: Path) -> None:
     wiring = replace(alone("only", TWO_OUTPUTS), outputs=(0,))
-    server = Server(str(two_outputs), TWO_OUTPUTS, wiring=wiring)
-    server.until_ready()
-    ((small, big),) = tensors_in(server.run(run_of([[values(np.ones((1, 2), np.float32))]])).blocks)
-    assert (bytes(small.data), big.datatype) == (np.float32(2).tobytes(), "NONE")
-    server.end()
+    with Server(str(two_outputs), TWO_OUTPUTS, wiring=wiring) as server:
+        ((small, big),) = tensors_in(server.run(run_of([[values(np.ones((1, 2), np.float32))]])).blocks)
+        assert (bytes(small.data), big.datatype) == (np.float32(2).tobytes(), "NONE")
 
 
 def test_a_frequent_choice_of_outputs_has_a_session_that_computes_nothing_else(two_outputs: Path) -> None:
@@ -549,23 +518,14 @@ def test_a_frequent_choice_of_outputs_has_a_session_that_computes_nothing_else(t
 @pytest.fixture
 def scaled(tmp_path: Path) -> Path:
     """y = scale · x + shift, which are 2 and 0 if they are not given; `rows` has the number of rows of the pass."""
-    x, y, rows = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 1]) for name in ("x", "y", "rows"))
-    scale, shift = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("scale", "shift"))
-    nodes = [
-        helper.make_node("Mul", ["x", "scale"], ["xs"]),
-        helper.make_node("Add", ["xs", "shift"], ["y"]),
-        helper.make_node("Shape", ["x"], ["size"], end=1),
-        helper.make_node("Cast", ["size"], ["count"], to=1),
-        helper.make_node("Mul", ["x", "zero"], ["none"]),
-        helper.make_node("Add", ["none", "count"], ["rows"]),
-    ]
-    weights = [numpy_helper.from_array(np.array([each], np.float32), name) for name, each in DEFAULTS.items()]
-    graph = helper.make_graph(nodes, "scaled", [x, scale, shift], [y, rows], weights)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "scaled.onnx")
-    return tmp_path / "scaled.onnx"
-
-
-DEFAULTS = {"scale": 2, "shift": 0, "zero": 0}
+    text = """(float[n, 1] x, float[1] scale, float[1] shift) => (float[n, 1] y, float[n, 1] rows) {
+        xs = Mul(x, scale) y = Add(xs, shift)
+        size = Shape<end = 1>(x) count = Cast<to = 1>(size) none = Mul(x, zero) rows = Add(none, count)
+    }"""
+    defaults = {"scale": 2, "shift": 0, "zero": 0}
+    return save_model(
+        tmp_path / "scaled.onnx", text, {name: np.array([each], np.float32) for name, each in defaults.items()}
+    )
 
 
 def test_requests_that_give_optional_inputs_run_alone_and_the_others_together(scaled: Path) -> None:
@@ -573,24 +533,21 @@ def test_requests_that_give_optional_inputs_run_alone_and_the_others_together(sc
     assert [port.name for port in signature.inputs] == ["x"]
     assert [(port.name, port.has_rows) for port in signature.optional] == [("scale", False), ("shift", False)]
     wiring = wire(graph_of({"only": ()}), {("only", "v"): signature}).of("only")
-    server = Server(str(scaled), signature, wiring=wiring)
-    server.until_ready()
-    visits = [
-        ([1, 1], None, None),
-        ([1], 3, None),
-        ([1, 1, 1, 1, 1], 5, 1),
-        ([1], None, None),
-        ([1], 3, None),
-    ]
-    given = [
-        [values(np.array(rows, np.float32).reshape(-1, 1)), *(optional_value(each) for each in others)]
-        for rows, *others in visits
-    ]
-    done = server.run(run_of(given))
-    found = [np.frombuffer(tensor.data, np.float32).tolist() for pair in tensors_in(done.blocks) for tensor in pair]
-    assert found == [[2, 2], [3, 3], [3], [1], [6] * 5, [5] * 5, [2], [3], [3], [1]]
-    server.end()
-    assert server.error is None
+    with Server(str(scaled), signature, wiring=wiring) as server:
+        visits = [
+            ([1, 1], None, None),
+            ([1], 3, None),
+            ([1, 1, 1, 1, 1], 5, 1),
+            ([1], None, None),
+            ([1], 3, None),
+        ]
+        given = [
+            [values(np.array(rows, np.float32).reshape(-1, 1)), *(optional_value(each) for each in others)]
+            for rows, *others in visits
+        ]
+        done = server.run(run_of(given))
+        found = [np.frombuffer(tensor.data, np.float32).tolist() for pair in tensors_in(done.blocks) for tensor in pair]
+        assert found == [[2, 2], [3, 3], [3], [1], [6] * 5, [5] * 5, [2], [3], [3], [1]]
 
 
 def optional_value(value: float | None) -> Tensor:
@@ -614,21 +571,19 @@ def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:
 def test_large_outputs_are_blocks_of_the_arena_and_all_are_freed_if_one_does_not_fit() -> None:
     arenas = Arenas()
     held = arenas.make(1 << 20, lambda _: None)
-    server = Server("fake:sleep:0:0", arena=held)
-    server.until_ready()
-    large = [Tensor("UINT8", (400_000,), bytes(400_000))]
-    server.send(run_of([large, large, large]))
-    assert b"no room for the outputs" in server.hear(BatchRaised).failure
-    for _ in range(3):
-        done = server.run(run_of([large, large, [Tensor("UINT8", (3,), b"abc")]]))
-        first, second, small = done.blocks
-        assert isinstance(first, Address)
-        assert isinstance(second, Address)
-        assert isinstance(small, bytes)
-        assert tensors_in([first])[0][0].data == bytes(400_000)
-        server.channel.tell(Free(first))
-        server.channel.tell(Free(second))
-    server.end()
+    with Server("fake:sleep:0:0", arena=held) as server:
+        large = [Tensor("UINT8", (400_000,), bytes(400_000))]
+        server.send(run_of([large, large, large]))
+        assert b"no room for the outputs" in server.hear(BatchRaised).failure
+        for _ in range(3):
+            done = server.run(run_of([large, large, [Tensor("UINT8", (3,), b"abc")]]))
+            first, second, small = done.blocks
+            assert isinstance(first, Address)
+            assert isinstance(second, Address)
+            assert isinstance(small, bytes)
+            assert tensors_in([first])[0][0].data == bytes(400_000)
+            server.channel.tell(Free(first))
+            server.channel.tell(Free(second))
     arenas.abandon(held)
 
 
@@ -643,20 +598,20 @@ def test_a_worker_reports_what_outputs_decide_and_which_visits_do_not_fit() -> N
         Assembly(((Source(APPLICATION, 0),),), (Need(APPLICATION, "whole"),)),
         (Decision("read", when=0, each=0, sliced=((0, port),)),),
     )
-    server = Server("fake:sleep:0:0", wiring=wiring, is_batchable=False)
-    server.until_ready()
-    found = write_block([Tensor("UINT8", (3,), bytes([0, 7, 9]))], None)
-    done = server.run(Run(3, [found, None, found]))
-    assert done.event.edge_counts == ((2,), (), (2,))
-    assert done.faults == {1: "stage 'find' needs an output of '', which did not run for this request"}
-    assert done.blocks[1] is None
-    assert isinstance(done.blocks[0], bytes)
-    assert server.run(Run(2, [None, None])).faults.keys() == {0, 1}, "it does not fail as a whole, to be tried again"
-    reading = Assembler(Assembly(((Source("find", 0, "row", "read"),),), (Need("find", "whole", ("read",)),)))
-    read = BlockReader({}).tensors
-    parts = [reading.inputs("read", part, [done.blocks[0]], read)[0] for part in range(2)]
-    assert [bytes(part.data) for part in parts] == [bytes([7]), bytes([9])]
-    server.end()
+    with Server("fake:sleep:0:0", wiring=wiring, is_batchable=False) as server:
+        found = write_block([Tensor("UINT8", (3,), bytes([0, 7, 9]))], None)
+        done = server.run(Run(3, [found, None, found]))
+        assert done.event.edge_counts == ((2,), (), (2,))
+        assert done.faults == {1: "stage 'find' needs an output of '', which did not run for this request"}
+        assert done.blocks[1] is None
+        assert isinstance(done.blocks[0], bytes)
+        assert server.run(Run(2, [None, None])).faults.keys() == {0, 1}, (
+            "it does not fail as a whole, to be tried again"
+        )
+        reading = Assembler(Assembly(((Source("find", 0, "row", "read"),),), (Need("find", "whole", ("read",)),)))
+        read = BlockReader({}).tensors
+        parts = [reading.inputs("read", part, [done.blocks[0]], read)[0] for part in range(2)]
+        assert [bytes(part.data) for part in parts] == [bytes([7]), bytes([9])]
 
 
 def test_an_orphan_does_not_start() -> None:

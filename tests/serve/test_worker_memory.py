@@ -14,15 +14,15 @@ from sloop.events import BatchFailed, Finished, WorkerLost, WorkerReady
 from sloop.memory import give_back, is_out_of_memory, own_bytes
 from sloop.profile.examine import examine
 from sloop.serve.control.servables import servables_of
-from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FileRuntime
 from sloop.serve.worker_memory import PAUSE_S_MAX, Surplus, WorkerMemory, bound_of
 from sloop.tensor import Tensor
 from sloop.units import GIB
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
+from tests.onnx_graphs import save_model
 from tests.serve.rig import run_of
-from tests.serve.test_local_backend import Ear, play
+from tests.serve.test_local_backend import local_node
 
 onnx = pytest.importorskip("onnx")
 MIB = 2**20
@@ -101,13 +101,8 @@ def test_without_a_bound_nothing_is_refused() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is resident")
 def test_a_session_gives_back_what_a_large_batch_took(tmp_path: Path) -> None:
-    ports = [onnx.helper.make_tensor_value_info(name, 1, ["n", width]) for name, width in (("x", "k"), ("y", 1))]
-    nodes = [onnx.helper.make_node("Sin", ["x"], ["h"]), onnx.helper.make_node("Cos", ["h"], ["g"])]
-    nodes.append(onnx.helper.make_node("ReduceMax", ["g"], ["y"], axes=[1], keepdims=1))
-    graph = onnx.helper.make_graph(nodes, "g", ports[:1], ports[1:])
-    opsets = [onnx.helper.make_opsetid("", 13)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), str(tmp_path / "m.onnx"))
-    runtime = FileRuntime(str(tmp_path / "m.onnx"), expected=Expected((1,), {"x": (16,)}))
+    graph = "(float[n, k] x) => (float[n, 1] y) { h = Sin(x) g = Cos(h) y = ReduceMax<axes = [1]>(g) }"
+    runtime = FileRuntime(str(save_model(tmp_path / "m.onnx", graph)), expected=Expected((1,), {"x": (16,)}))
     runtime.load(1)
     runtime.warm(1)
     runtime.run([np.ones((1, 32 * MIB), np.float32)], 1)  # 128 MiB for each tensor
@@ -148,8 +143,8 @@ def asked(mib: int) -> list[Tensor]:
 
 @pytest.mark.live
 @on_linux
-def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
+    async with local_node(growing(tmp_path, 512 * MIB)) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(3000)]))
@@ -160,13 +155,11 @@ def test_a_request_that_needs_too_much_fails_alone(tmp_path: Path) -> None:
         backend.run(BatchId(2), A, run_of([asked(10)]))
         await ear.hear(Finished)
 
-    play(scene, growing(tmp_path, 512 * MIB))
-
 
 @pytest.mark.live
 @on_linux
-def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: Path) -> None:
+    async with local_node(growing(tmp_path, 512 * MIB)) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         backend.run(BatchId(1), A, run_of([asked(-350)]))
@@ -177,20 +170,16 @@ def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: 
         assert isinstance(lost, WorkerLost)
         assert "GiB after a request that needed more memory than a worker of this model may take" in lost.error
 
-    play(scene, growing(tmp_path, 512 * MIB))
-
 
 @pytest.mark.live
 @on_linux
-def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+async def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
+    async with local_node(growing(tmp_path, MIB)) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         lost = await ear.hear(WorkerLost)
         assert isinstance(lost, WorkerLost)
         assert "GiB when it is loaded, and may take 0.000977" in lost.error
         assert "raise `limits: {worker_bytes: …}` of the application" in lost.error
-
-    play(scene, growing(tmp_path, MIB))
 
 
 EXPANDS = """
@@ -211,11 +200,10 @@ class Model:
 
 @pytest.mark.live
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is resident")
-def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path) -> None:
+async def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path) -> None:
     path = tmp_path / "grows.py"
     path.write_text(EXPANDS, encoding="utf-8")
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"grows": Servable(str(path), examine(path).signature)}) as (backend, ear):
         backend.order(StartWorker(A, SPEC))
         await ear.hear(WorkerReady)
         pid = backend.pid(A)
@@ -228,8 +216,6 @@ def test_an_idle_worker_gives_back_what_a_large_request_has_left(tmp_path: Path)
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("it keeps the memory")
-
-    play(scene, {"grows": Servable(str(path), examine(path).signature)})
 
 
 def test_the_limit_of_a_file_and_what_profiles_count_reach_workers(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def prepare_runtimes(model: str = "") -> None:
         onnx_runtime()
 
 
-_FAKE_FORMAT = "write fake:burn:FIXED_MS:ROW_MS or fake:sleep:FIXED_MS:ROW_MS; append :fail to make every batch fail"
+_FAKE_FORMAT = "write fake:burn:FIXED_MS:ROW_MS or fake:sleep:FIXED_MS:ROW_MS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,12 @@ class FakeRuntime:
     """A model without weights: it takes a given time and returns its inputs.
 
     `fake:burn:FIXED_MS:ROW_MS` uses FIXED_MS + rows × ROW_MS of CPU time on one core, `fake:sleep:…` sleeps for that
-    time, and `:fail` at the end makes every batch raise. The thread count has no effect.
+    time. The thread count has no effect.
     """
 
     burns: bool
     fixed_ns: int
     row_ns: int
-    fails: bool = False
 
     @property
     def thread_counts(self) -> int:
@@ -148,10 +147,10 @@ class FakeRuntime:
         """Read a `fake:…` name. Raises `InputError` if it has another format."""
         parts = model.split(":")
         try:
-            _, mode, fixed_ms, row_ms, *end = parts
-            if mode not in ("burn", "sleep") or end not in ([], ["fail"]):
+            _, mode, fixed_ms, row_ms = parts
+            if mode not in ("burn", "sleep"):
                 raise ValueError(model)
-            return cls(mode == "burn", ms(float(fixed_ms)), ms(float(row_ms)), fails=bool(end))
+            return cls(mode == "burn", ms(float(fixed_ms)), ms(float(row_ms)))
         except ValueError as error:
             raise InputError(f"{model!r} is not a fake model", help=_FAKE_FORMAT) from error
 
@@ -170,8 +169,6 @@ class FakeRuntime:
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Take the time that the model's name gives, then return the inputs."""
-        if self.fails:
-            raise ValueError("this model fails on purpose")
         rows = len(inputs[0]) if inputs and inputs[0].ndim else 1
         duration_ns = self.fixed_ns + rows * self.row_ns
         if self.burns:

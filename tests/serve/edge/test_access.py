@@ -29,19 +29,16 @@ def add(log: AccessLog, path: str = "/v2") -> None:
     log.add("http", "127.0.0.1", "GET", path, 200, began_ns=0, request_id="a-1")
 
 
-def test_lines_are_written_together_a_moment_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        log = AccessLog(str(tmp_path / "access.jsonl"))
-        add(log)
-        add(log, "/" + "x" * 1000)
-        assert (tmp_path / "access.jsonl").read_bytes() == b""
-        await asyncio.sleep(2 * access.FLUSH_S)
-        assert len(lines_in(tmp_path / "access.jsonl")) == 2
-        add(log)
-        log.close()
-        log.close()
-
-    asyncio.run(main())
+async def test_lines_are_written_together_a_moment_later(tmp_path: Path) -> None:
+    log = AccessLog(str(tmp_path / "access.jsonl"))
+    add(log)
+    add(log, "/" + "x" * 1000)
+    assert (tmp_path / "access.jsonl").read_bytes() == b""
+    await asyncio.sleep(2 * access.FLUSH_S)
+    assert len(lines_in(tmp_path / "access.jsonl")) == 2
+    add(log)
+    log.close()
+    log.close()
     first, second, _ = lines_in(tmp_path / "access.jsonl")
     assert first.keys() == {"time", "client", "protocol", "method", "path", "status", "ms", "request_id"}
     assert len(second["path"]) == access.PATH_CHARS_MAX
@@ -68,50 +65,43 @@ def test_on_stdout_it_waits_for_nobody_and_others_with_this_stdout_do(tmp_path: 
     assert int(done.stderr) == 0, "a block that was written in part is not dropped"
 
 
-def test_a_reader_that_does_not_read_costs_lines_that_are_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "pipe"
-        os.mkfifo(path)
-        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        log = AccessLog(str(path))
-        for _ in range(50):
-            for _ in range(100):
-                add(log)
-            log.flush()
-        dropped = log.dropped
-        assert 0 < dropped < 5_000
-        found = b""
-        for _ in range(3):
-            while True:
-                try:
-                    part = os.read(reading, 1 << 20)
-                except BlockingIOError:
-                    break
-                if not part:
-                    break
-                found += part
+async def test_a_reader_that_does_not_read_costs_lines_that_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = AccessLog(str(path))
+    for _ in range(50):
+        for _ in range(100):
             add(log)
-            log.flush()
-        log.close()
-        found += os.read(reading, 1 << 20)
-        os.close(reading)
-        rows = [json.loads(line) for line in found.splitlines()]
-        assert sum(row.get("dropped", 0) for row in rows) == dropped == log.dropped
-        assert sum("path" in row for row in rows) == 5_003 - dropped
+        log.flush()
+    dropped = log.dropped
+    assert 0 < dropped < 5_000
+    found = b""
+    for _ in range(3):
+        while True:
+            try:
+                part = os.read(reading, 1 << 20)
+            except BlockingIOError:
+                break
+            if not part:
+                break
+            found += part
+        add(log)
+        log.flush()
+    log.close()
+    found += os.read(reading, 1 << 20)
+    os.close(reading)
+    rows = [json.loads(line) for line in found.splitlines()]
+    assert sum(row.get("dropped", 0) for row in rows) == dropped == log.dropped
+    assert sum("path" in row for row in rows) == 5_003 - dropped
 
-    asyncio.run(main())
 
-
-def test_no_more_lines_wait_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_lines_wait_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "LINES_MAX", 2)
-
-    async def main() -> None:
-        log = AccessLog(str(tmp_path / "access.jsonl"))
-        for _ in range(5):
-            add(log)
-        log.close()
-
-    asyncio.run(main())
+    log = AccessLog(str(tmp_path / "access.jsonl"))
+    for _ in range(5):
+        add(log)
+    log.close()
     assert [row.get("dropped") for row in lines_in(tmp_path / "access.jsonl")] == [3, None, None]
 
 
@@ -119,32 +109,28 @@ def paths_in(file: Path) -> list[str]:
     return [row.get("path", "dropped") for row in lines_in(file)]
 
 
-def test_it_goes_on_in_a_new_file_when_the_present_one_was_moved_or_emptied(
+async def test_it_goes_on_in_a_new_file_when_the_present_one_was_moved_or_emptied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, moved = tmp_path / "logs" / "access.jsonl", tmp_path / "moved"
-
-    async def main() -> None:
-        file.parent.mkdir()
-        log = AccessLog(str(file))
-        add(log, "/waits")
-        file.rename(moved)
-        log.reopen()
-        add(log, "/new")
-        log.reopen()  # nothing was moved
-        assert (paths_in(moved), paths_in(file)) == (["/waits"], ["/new"])
-        os.truncate(file, 0)
-        add(log, "/emptied")
-        log.flush()
-        assert paths_in(file) == ["/emptied"]
-        file.rename(moved)
-        file.parent.rmdir()
-        log.reopen()
-        add(log, "/nowhere")
-        log.close()
-        assert paths_in(moved) == ["/emptied", "/nowhere"]
-
-    asyncio.run(main())
+    file.parent.mkdir()
+    log = AccessLog(str(file))
+    add(log, "/waits")
+    file.rename(moved)
+    log.reopen()
+    add(log, "/new")
+    log.reopen()  # nothing was moved
+    assert (paths_in(moved), paths_in(file)) == (["/waits"], ["/new"])
+    os.truncate(file, 0)
+    add(log, "/emptied")
+    log.flush()
+    assert paths_in(file) == ["/emptied"]
+    file.rename(moved)
+    file.parent.rmdir()
+    log.reopen()
+    add(log, "/nowhere")
+    log.close()
+    assert paths_in(moved) == ["/emptied", "/nowhere"]
     assert "goes on in the old file: No such file" in caplog.text
 
 
@@ -174,39 +160,32 @@ def test_a_link_may_lead_to_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "today").stat().st_mode) == 0o600
 
 
-def test_no_line_is_divided_between_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_line_is_divided_between_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk may take a part of a line."""
     file, write = tmp_path / "access.jsonl", os.write
-
-    async def main() -> None:
-        log = AccessLog(str(file))
-        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 100]))
-        add(log, "/one")
-        add(log, "/two")
-        log.flush()
-        assert file.read_bytes().count(b"\n") == 1
-        monkeypatch.setattr(os, "write", lambda fd, data: 0)
-        file.rename(tmp_path / "moved")
-        log.reopen()
-        monkeypatch.undo()
-        add(log, "/three")
-        log.close()
-        assert (paths_in(file), log.dropped) == (["dropped", "/three"], 1)
-
-    asyncio.run(main())
+    log = AccessLog(str(file))
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 100]))
+    add(log, "/one")
+    add(log, "/two")
+    log.flush()
+    assert file.read_bytes().count(b"\n") == 1
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    file.rename(tmp_path / "moved")
+    log.reopen()
+    monkeypatch.undo()
+    add(log, "/three")
+    log.close()
+    assert (paths_in(file), log.dropped) == (["dropped", "/three"], 1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
-def test_a_full_disk_costs_lines_only() -> None:
-    async def main() -> None:
-        log = AccessLog("/dev/full")
-        add(log)
-        log.flush()
-        add(log)
-        log.close()
-        assert log.dropped == 2
-
-    asyncio.run(main())
+async def test_a_full_disk_costs_lines_only() -> None:
+    log = AccessLog("/dev/full")
+    add(log)
+    log.flush()
+    add(log)
+    log.close()
+    assert log.dropped == 2
 
 
 def test_a_file_that_cannot_be_written_is_an_error_with_help(tmp_path: Path) -> None:

@@ -192,13 +192,9 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def running(tmp_path: Path, mlp: Path) -> Iterator[Running]:
-    thread = LoopThread()
-    running = Running(thread, tmp_path, document(mlp))
-    running.wait_until_ready()
-    yield running
-    running.close()
-    thread.close()
+def running(thread: LoopThread, tmp_path: Path, mlp: Path) -> Iterator[Running]:
+    with Running(thread, tmp_path, document(mlp)) as running:
+        yield running
 
 
 @pytest.mark.skipif(not PYTHON, reason="the KServe client is not installed; see SLOOP_KSERVE_PYTHON")

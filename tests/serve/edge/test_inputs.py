@@ -183,12 +183,6 @@ def test_too_few_or_too_many_elements_are_refused(data: list[object], count: int
         pack("FP32", (2,), 2, data)
 
 
-def test_raw_bytes_must_be_as_long_as_the_shape_says() -> None:
-    check_raw("FP16", (2, 2), bytes(8), "data")
-    with pytest.raises(Refusal, match=r"7 bytes, but FP16 \[2, 2\] has 8"):
-        check_raw("FP16", (2, 2), bytes(7), "data")
-
-
 @pytest.mark.parametrize("shape", [(4,), (1, 5), (1, 4, 1), (0, 4), (-1, 4), (), (1, -4)])
 def test_a_shape_that_does_not_fit_is_refused_each_time(shape: tuple[int, ...]) -> None:
     for _ in range(2):
@@ -210,14 +204,6 @@ def test_no_more_shapes_are_remembered_than_a_bound() -> None:
     for width in range(1, SHAPES_MAX + 100):
         assert validator.count("x", "FP32", (1, width)) == width
     assert len(validator._found_right) == SHAPES_MAX
-
-
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(Refusal, match="unknown input 'z'") as caught:
-        INTAKE.count("z", "FP32", (8, 4))
-    assert caught.value.fix == "the inputs are 'x' (FP32[-1, 4]), 'k' (INT64[-1, 1])"
-    with pytest.raises(Refusal, match="unknown output 'z'"):
-        INTAKE.output("z", "outputs[0].name")
 
 
 def test_every_input_must_be_there_with_as_many_rows_and_no_more_than_allowed() -> None:

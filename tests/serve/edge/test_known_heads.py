@@ -199,27 +199,19 @@ def test_heads_that_change_or_decide_more_or_do_not_stand_alone_are_not_kept(req
     assert not len(server.known_heads)
 
 
-def test_few_heads_are_kept() -> None:
+async def test_few_heads_are_kept() -> None:
     server = echo()
-
-    async def main() -> None:
-        for number in range(KNOWN_HEADS_MAX + 10):
-            await sent(server, [post(b"", b"x: %d" % number)])
-
-    asyncio.run(main())
+    for number in range(KNOWN_HEADS_MAX + 10):
+        await sent(server, [post(b"", b"x: %d" % number)])
     assert len(server.known_heads) == 10
 
 
-def test_a_client_whose_heads_all_differ_does_not_pay_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_whose_heads_all_differ_does_not_pay_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, server = parsed(monkeypatch), echo()
     others = [post(b"", b"x: %d" % number) for number in range(UNKNOWN_HEADS)]
     same = post(b"12345")
-
-    async def main() -> None:
-        await sent(server, [same])
-        await sent(server, [*others[:LOOKED_UP], same, *others[LOOKED_UP + 1 :], same, same])
-
-    asyncio.run(main())
+    await sent(server, [same])
+    await sent(server, [*others[:LOOKED_UP], same, *others[LOOKED_UP + 1 :], same, same])
     assert seen == [same, *others[:LOOKED_UP], same, *others[LOOKED_UP + 1 :]], "at last it is looked up again"
     assert len(server.known_heads) == 1 + LOOKED_UP
 
@@ -236,7 +228,7 @@ def test_keys_are_checked_and_counted_each_time(monkeypatch: pytest.MonkeyPatch)
     assert b" 401 " in asyncio.run(sent(server, [right])), "the key does not hold any more"
 
 
-def test_room_is_taken_and_given_back_each_time() -> None:
+async def test_room_is_taken_and_given_back_each_time() -> None:
     gateway = Gateway(FakeDriver(respond=lambda _: None))  # requests stay open
     service = make_service(gateway, bodies=BodyMemory(1000), limits=Limits(requests=2))
     server = web_server(service)
@@ -248,20 +240,16 @@ def test_room_is_taken_and_given_back_each_time() -> None:
             ]
         }
     ).encode()
-
-    async def main() -> None:
-        open_ones = [await connected(server) for _ in range(2)]
-        for connection, _ in open_ones:
-            connection.data_received(post(body))
-        assert service.bodies.held_bytes == 2 * len(body)
-        assert b"its limit is 2" in await sent(server, [post(body)])
-        for connection, _ in open_ones:
-            connection.connection_lost(None)
-        assert service.bodies.held_bytes == 0
-        service.bodies.all_bytes_max = 1
-        assert b"bytes of requests; the limit is 1" in await sent(server, [post(body)])
-
-    asyncio.run(main())
+    open_ones = [await connected(server) for _ in range(2)]
+    for connection, _ in open_ones:
+        connection.data_received(post(body))
+    assert service.bodies.held_bytes == 2 * len(body)
+    assert b"its limit is 2" in await sent(server, [post(body)])
+    for connection, _ in open_ones:
+        connection.connection_lost(None)
+    assert service.bodies.held_bytes == 0
+    service.bodies.all_bytes_max = 1
+    assert b"bytes of requests; the limit is 1" in await sent(server, [post(body)])
     assert len(server.known_heads) == 1
 
 

@@ -341,89 +341,77 @@ def test_lists_of_nothing_have_a_bound() -> None:
 SMALL = b'{"inputs":[]}'
 
 
-def test_a_process_that_dies_refuses_what_it_had_and_another_starts() -> None:
-    async def main() -> None:
-        large, model = LargeJson(), model_of(ANY)
-        await large.read(SMALL, None, model)
-        first = large.pid
-        os.kill(first, signal.SIGSTOP)  # so that it has the request when it dies
-        waiting = asyncio.create_task(large.read(SMALL, None, model))
-        await asyncio.sleep(0)
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(Refusal, match="the process that reads and writes large JSON has ended") as caught:
-            await waiting
-        assert (caught.value.status, caught.value.retry_after_s, large.pid) == (503, 1, 0)
-        assert (await large.read(SMALL, None, model)).parameters == {}
-        assert large.pid not in (0, first)
-        second = large.pid
-        large.close()
-        large.close()
-        for pid in (first, second):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-
-    asyncio.run(main())
+async def test_a_process_that_dies_refuses_what_it_had_and_another_starts() -> None:
+    large, model = LargeJson(), model_of(ANY)
+    await large.read(SMALL, None, model)
+    first = large.pid
+    os.kill(first, signal.SIGSTOP)  # so that it has the request when it dies
+    waiting = asyncio.create_task(large.read(SMALL, None, model))
+    await asyncio.sleep(0)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(Refusal, match="the process that reads and writes large JSON has ended") as caught:
+        await waiting
+    assert (caught.value.status, caught.value.retry_after_s, large.pid) == (503, 1, 0)
+    assert (await large.read(SMALL, None, model)).parameters == {}
+    assert large.pid not in (0, first)
+    second = large.pid
+    large.close()
+    large.close()
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
-def test_a_client_that_leaves_changes_nothing_for_others() -> None:
-    async def main() -> None:
-        large, model = LargeJson(), model_of(ANY)
-        tasks = [asyncio.create_task(large.read(SMALL, None, model)) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(each).__name__ for each in found] == ["ParsedRequest", "CancelledError", "ParsedRequest"]
-        large.close()
-
-    asyncio.run(main())
+async def test_a_client_that_leaves_changes_nothing_for_others() -> None:
+    large, model = LargeJson(), model_of(ANY)
+    tasks = [asyncio.create_task(large.read(SMALL, None, model)) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each).__name__ for each in found] == ["ParsedRequest", "CancelledError", "ParsedRequest"]
+    large.close()
 
 
 class Body(bytearray):
     """A body of which one can see whether it is still kept."""
 
 
-def test_bodies_of_clients_that_have_left_are_neither_kept_nor_read() -> None:
-    async def main() -> None:
-        large, model = LargeJson(), model_of(ANY)
-        await large.read(SMALL, None, model)
-        os.kill(large.pid, signal.SIGSTOP)
-        bodies = [Body(SMALL + b" " * 2**23) for _ in range(4)]
-        kept = [weakref.ref(body) for body in bodies]
-        tasks = [asyncio.create_task(large.read(body, None, model)) for body in bodies]
-        del bodies
-        await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        del tasks, task
-        await asyncio.sleep(0.01)
-        assert [ref() is not None for ref in kept] == [True, False, False, False], "the process is sent the first"
-        os.kill(large.pid, signal.SIGCONT)
-        assert (await large.read(SMALL, None, model)).parameters == {}
-        assert kept[0]() is None
-        large.close()
-
-    asyncio.run(main())
+async def test_bodies_of_clients_that_have_left_are_neither_kept_nor_read() -> None:
+    large, model = LargeJson(), model_of(ANY)
+    await large.read(SMALL, None, model)
+    os.kill(large.pid, signal.SIGSTOP)
+    bodies = [Body(SMALL + b" " * 2**23) for _ in range(4)]
+    kept = [weakref.ref(body) for body in bodies]
+    tasks = [asyncio.create_task(large.read(body, None, model)) for body in bodies]
+    del bodies
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    del tasks, task
+    await asyncio.sleep(0.01)
+    assert [ref() is not None for ref in kept] == [True, False, False, False], "the process is sent the first"
+    os.kill(large.pid, signal.SIGCONT)
+    assert (await large.read(SMALL, None, model)).parameters == {}
+    assert kept[0]() is None
+    large.close()
 
 
-def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        large, model = LargeJson(), model_of(ANY)
-        await large.read(SMALL, None, model)
-        first = large.pid
-        os.kill(first, signal.SIGSTOP)
-        with monkeypatch.context() as patched:
-            patched.setattr("sloop.serve.edge.large.WORK_S_MAX", 0.05)
-            with pytest.raises(Refusal, match=r"it took more than 0\.05 s"):
-                await large.read(SMALL, None, model)
-        assert (await large.read(SMALL, None, model)).parameters == {}
-        assert large.pid != first
-        large.close()
-
-    asyncio.run(main())
+async def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, model = LargeJson(), model_of(ANY)
+    await large.read(SMALL, None, model)
+    first = large.pid
+    os.kill(first, signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr("sloop.serve.edge.large.WORK_S_MAX", 0.05)
+        with pytest.raises(Refusal, match=r"it took more than 0\.05 s"):
+            await large.read(SMALL, None, model)
+    assert (await large.read(SMALL, None, model)).parameters == {}
+    assert large.pid != first
+    large.close()
 
 
-def test_while_megabytes_are_read_the_loop_turns() -> None:
+async def test_while_megabytes_are_read_the_loop_turns() -> None:
     body = b'{"inputs":[{"name":"x1FP32","datatype":"FP32","shape":[1000000],"data":[' + b"0.5," * 999_999 + b"0.5]}]}"
 
     async def turns_during(work: Awaitable[object]) -> int:
@@ -434,9 +422,6 @@ def test_while_megabytes_are_read_the_loop_turns() -> None:
         assert task.result()
         return turns
 
-    async def main() -> None:
-        large = LargeJson()
-        assert await turns_during(large.read(body, None, model_of(ANY))) > 20, "one for each part that is sent"
-        large.close()
-
-    asyncio.run(main())
+    large = LargeJson()
+    assert await turns_during(large.read(body, None, model_of(ANY))) > 20, "one for each part that is sent"
+    large.close()

@@ -166,18 +166,14 @@ def test_a_scrape_collects_the_rows_of_resting_models_and_does_little_else(many:
     assert calls_of(lambda: [list(collect(each.application, [each], {})) for each in records]).total() <= 8 * rows
 
 
-def test_a_scrape_lets_the_event_loop_turn_after_each_model(many: Resting) -> None:
+async def test_a_scrape_lets_the_event_loop_turn_after_each_model(many: Resting) -> None:
     turns: list[int] = []
     answers: list[bytes] = []
-
-    async def scrape() -> None:
-        many.insight.ask(Ask(Topic.METRICS), answers.append)
-        many.insight.ask(Ask(Topic.METRICS), answers.append)  # shares the first one's work
-        while len(answers) < 2:
-            turns.append(0)
-            await asyncio.sleep(0)
-
-    asyncio.run(scrape())
+    many.insight.ask(Ask(Topic.METRICS), answers.append)
+    many.insight.ask(Ask(Topic.METRICS), answers.append)  # shares the first one's work
+    while len(answers) < 2:
+        turns.append(0)
+        await asyncio.sleep(0)
     assert len(turns) >= MODELS
     assert answers == [many.metrics.exposition()] * 2
 

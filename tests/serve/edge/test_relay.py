@@ -65,35 +65,28 @@ async def relayed(folder: Path, *, is_served: bool = True) -> AsyncIterator[Scen
             server.close()
 
 
-def test_a_stranger_is_passed_on_slowly_and_a_known_client_at_once(
+async def test_a_stranger_is_passed_on_slowly_and_a_known_client_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STRANGER_BYTES_PER_S", 1)
     sent = PREFACE + frame(SETTINGS, 0, 0) + frame(DATA, 0, 1, bytes(16_000)) * 20
-
-    async def main() -> None:
-        async with relayed(tmp_path) as scene:
-            scene.writer.write(sent)
-            await scene.until_passed(module.STRANGER_BYTES)
-            await asyncio.sleep(0.05)
-            assert len(scene.passed) <= module.STRANGER_BYTES + 2
-            assert scene.relay.of(f"unix-abstract:{scene.connection.name}") is scene.connection
-            scene.connection.note_authorised()
-            await scene.until_passed(len(sent))
-            assert scene.passed == sent
-
-    asyncio.run(main())
+    async with relayed(tmp_path) as scene:
+        scene.writer.write(sent)
+        await scene.until_passed(module.STRANGER_BYTES)
+        await asyncio.sleep(0.05)
+        assert len(scene.passed) <= module.STRANGER_BYTES + 2
+        assert scene.relay.of(f"unix-abstract:{scene.connection.name}") is scene.connection
+        scene.connection.note_authorised()
+        await scene.until_passed(len(sent))
+        assert scene.passed == sent
 
 
-def test_connections_that_wait_to_be_passed_on_are_of_a_known_network_as_soon_as_it_is(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        relay = Relay([tmp_path / "none"])
-        for name in ("a", "b", "c"):
-            relay._waiting.add(Mock(network=name))
-        relay.listener.handshakes.note_authorised("b")
-        assert relay._waiting.take(is_known=True).network == "b"
-
-    asyncio.run(scenario())
+async def test_connections_that_wait_to_be_passed_on_are_of_a_known_network_as_soon_as_it_is(tmp_path: Path) -> None:
+    relay = Relay([tmp_path / "none"])
+    for name in ("a", "b", "c"):
+        relay._waiting.add(Mock(network=name))
+    relay.listener.handshakes.note_authorised("b")
+    assert relay._waiting.take(is_known=True).network == "b"
 
 
 @pytest.mark.parametrize(
@@ -105,57 +98,47 @@ def test_connections_that_wait_to_be_passed_on_are_of_a_known_network_as_soon_as
     ],
     ids=["settings", "pings", "fields"],
 )
-def test_what_brings_nothing_is_paid_for_until_the_connection_is_closed(tmp_path: Path, sent: bytes, why: str) -> None:
-    async def main() -> None:
-        async with relayed(tmp_path) as scene:
-            scene.writer.write(PREFACE + sent)
-            await scene.until_closed()
-            assert dict(scene.relay.closed) == {why: 1}
+async def test_what_brings_nothing_is_paid_for_until_the_connection_is_closed(
+    tmp_path: Path, sent: bytes, why: str
+) -> None:
+    async with relayed(tmp_path) as scene:
+        scene.writer.write(PREFACE + sent)
+        await scene.until_closed()
+        assert dict(scene.relay.closed) == {why: 1}
 
-    asyncio.run(main())
 
-
-def test_answers_refill_the_credit(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with relayed(tmp_path) as scene:
-            scene.writer.write(PREFACE)
-            await scene.until_passed(len(PREFACE))
-            connection = scene.connection
-            connection.note_authorised()
-            for _ in range(10):
-                connection.charge("key")
-                connection.note_sending(100)
-                connection.note_sent(30 * module.BYTES_PER_CREDIT)
-            assert not scene.relay.closed
-            for _ in range(5):
-                connection.charge("key")
-            assert dict(scene.relay.closed) == {"key": 1}
-
-    asyncio.run(main())
+async def test_answers_refill_the_credit(tmp_path: Path) -> None:
+    async with relayed(tmp_path) as scene:
+        scene.writer.write(PREFACE)
+        await scene.until_passed(len(PREFACE))
+        connection = scene.connection
+        connection.note_authorised()
+        for _ in range(10):
+            connection.charge("key")
+            connection.note_sending(100)
+            connection.note_sent(30 * module.BYTES_PER_CREDIT)
+        assert not scene.relay.closed
+        for _ in range(5):
+            connection.charge("key")
+        assert dict(scene.relay.closed) == {"key": 1}
 
 
 @pytest.mark.parametrize(("unsent", "why"), [(1, "answer"), (0, "idle")])
-def test_who_takes_too_long_is_closed(tmp_path: Path, unsent: int, why: str) -> None:
-    async def main() -> None:
-        async with relayed(tmp_path) as scene:
-            scene.writer.write(PREFACE)
-            await scene.until_passed(len(PREFACE))
-            connection = scene.connection
-            connection.calls = connection.unsent = unsent
-            connection.attend(time.monotonic() + STALL_S_MAX - 1)
-            assert not scene.relay.expired
-            connection.attend(time.monotonic() + STALL_S_MAX + 1)
-            assert dict(scene.relay.expired) == {why: 1}
-            await scene.until_closed()
-
-    asyncio.run(main())
+async def test_who_takes_too_long_is_closed(tmp_path: Path, unsent: int, why: str) -> None:
+    async with relayed(tmp_path) as scene:
+        scene.writer.write(PREFACE)
+        await scene.until_passed(len(PREFACE))
+        connection = scene.connection
+        connection.calls = connection.unsent = unsent
+        connection.attend(time.monotonic() + STALL_S_MAX - 1)
+        assert not scene.relay.expired
+        connection.attend(time.monotonic() + STALL_S_MAX + 1)
+        assert dict(scene.relay.expired) == {why: 1}
+        await scene.until_closed()
 
 
-def test_without_a_server_behind_connections_are_closed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with relayed(tmp_path, is_served=False) as scene:
-            scene.writer.write(PREFACE)
-            await scene.until_closed()
-            assert not scene.relay.listener.connections
-
-    asyncio.run(main())
+async def test_without_a_server_behind_connections_are_closed(tmp_path: Path) -> None:
+    async with relayed(tmp_path, is_served=False) as scene:
+        scene.writer.write(PREFACE)
+        await scene.until_closed()
+        assert not scene.relay.listener.connections

@@ -6,7 +6,7 @@ import gzip
 import socket
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from sloop.serve.edge.grpc.server import (
     REFLECTIONS,
     SMALL_BYTES,
     SOCKET,
+    Rpc,
     inference,
     inflated,
     inputs_of,
@@ -43,7 +44,7 @@ from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.listener import Tls
 from sloop.serve.edge.parameters import COMPARED_MAX, PARAMETERS_MAX
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.service import EXTENSIONS
+from sloop.serve.edge.service import EXTENSIONS, InferenceService
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
 from sloop.tensor import Port, Tensor
 from sloop.units import ms, s
@@ -60,6 +61,7 @@ class Stub:
     """A blocking client."""
 
     def __init__(self, port: int, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.port = port
         options = [("grpc.max_receive_message_length", -1)]
         if credentials is None:
             self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
@@ -91,6 +93,27 @@ def stub(gateway: Gateway) -> Iterator[Stub]:
     stub = Stub(gateway.grpc_port)
     yield stub
     stub.channel.close()
+
+
+Started = Callable[..., tuple[Rpc, Stub]]
+
+
+@pytest.fixture
+def started(loop_thread: LoopThread) -> Iterator[Started]:
+    """Starts a server of its own, and a client of it; both end with the test."""
+    made: list[tuple[Rpc, Stub]] = []
+
+    def start(
+        service: InferenceService | None = None, limits: ServerLimits = ServerLimits(requests=8), **options: Any
+    ) -> tuple[Rpc, Stub]:
+        rpc = rpc_server(service or make_service(Gateway(FakeDriver()), **options), limits=limits)
+        made.append((rpc, Stub(loop_thread.serve(rpc))))
+        return made[-1]
+
+    yield start
+    for rpc, stub in made:
+        stub.channel.close()
+        loop_thread.call(rpc.close(0.5))
 
 
 def trailing(call: Any) -> dict[str, str]:
@@ -346,9 +369,8 @@ def test_grpcs_health_protocol_agrees_with_readiness(gateway: Gateway, loop_thre
 
 
 @pytest.mark.parametrize("name", REFLECTIONS)
-def test_reflection_describes_the_services_to_who_has_the_key(loop_thread: LoopThread, name: str) -> None:
-    rpc = rpc_server(make_service(Gateway(FakeDriver()), api_key="secret"))
-    stub = Stub(loop_thread.serve(rpc))
+def test_reflection_describes_the_services_to_who_has_the_key(started: Started, name: str) -> None:
+    _, stub = started(api_key="secret")
     ask = stub.channel.stream_stream(
         f"/{name}/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -364,36 +386,28 @@ def test_reflection_describes_the_services_to_who_has_the_key(loop_thread: LoopT
     with pytest.raises(grpc.RpcError) as caught:
         list(ask(iter(asked), timeout=10))
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
-def test_who_comes_by_the_unix_socket_without_the_relay_is_refused(loop_thread: LoopThread) -> None:
-    rpc = rpc_server(make_service(Gateway(FakeDriver())))
-    loop_thread.serve(rpc)
+def test_who_comes_by_the_unix_socket_without_the_relay_is_refused(started: Started) -> None:
+    started()
     with grpc.insecure_channel(f"unix:{FOLDERS[-1].name}/{SOCKET.format(0)}") as channel:
         live = channel.unary_unary(f"/{SERVICE}/ServerLive", bytes, bytes).future(b"", timeout=10)
         assert (live.code(), live.details()) == (grpc.StatusCode.UNAVAILABLE, "the connection has gone")
-    loop_thread.call(rpc.close(0.5))
 
 
-def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
-    rpc = rpc_server(make_service(Gateway(FakeDriver()), api_key="secret"), limits=ServerLimits(requests=8))
-    stub = Stub(loop_thread.serve(rpc))
+def test_asks_for_the_key_where_one_is_set(started: Started) -> None:
+    _, stub = started(api_key="secret")
     assert stub.refused("ModelInfer", infer()).code() is grpc.StatusCode.UNAUTHENTICATED
     wrong = stub.refused("ModelInfer", infer(), metadata=(("x-api-key", "no"),))
     assert (wrong.details() or "").startswith("the API key is wrong")
     assert stub.call("ModelInfer", infer(), metadata=(("authorization", "Bearer secret"),))[0].outputs
     assert stub.call("ServerLive", message_class("ServerLiveRequest")())[0].live
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
-def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_thread: LoopThread, tmp_path: Path) -> None:
+def test_a_key_without_the_role_of_an_administrator_changes_no_models(started: Started, tmp_path: Path) -> None:
     gateway, keys = Gateway(FakeDriver()), tmp_path / "keys"
     keys.write_text("phone other\nboss secret admin\n")
-    rpc = rpc_server(make_service(gateway, api_key_file=keys), limits=ServerLimits(requests=8))
-    stub = Stub(loop_thread.serve(rpc))
+    _, stub = started(make_service(gateway, api_key_file=keys))
     for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
         order = message_class(f"{method}Request")(model_name="other")
         refused = stub.refused(method, order, metadata=(("x-api-key", "other"),))
@@ -407,20 +421,15 @@ def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_threa
     assert gateway.changes == [("other", True), ("other", False)]
     index = message_class("RepositoryIndexRequest")()
     assert stub.call("RepositoryIndex", index, metadata=(("x-api-key", "other"),))[0].models
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
-def test_without_a_key_a_message_is_neither_received_nor_parsed(loop_thread: LoopThread) -> None:
+def test_without_a_key_a_message_is_neither_received_nor_parsed(started: Started) -> None:
     service = make_service(Gateway(FakeDriver()), api_key="secret", bodies=BodyMemory(40_000_000))
-    rpc = rpc_server(service, limits=ServerLimits(requests=8))
-    stub = Stub(loop_thread.serve(rpc))
+    _, stub = started(service)
     huge = Infer(model_name="demo", raw_input_contents=[bytes(30_000_000)])
     assert stub.refused("ModelInfer", huge).code() is grpc.StatusCode.UNAUTHENTICATED
     assert service.keys.refused == {"missing": 1}
     assert service.bodies.held_bytes == 0
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
 @pytest.mark.parametrize(
@@ -548,14 +557,13 @@ def test_compressed_calls_are_understood(stub: Stub, compression: grpc.Compressi
     assert answer.id == "i" * 10_000
 
 
-def test_large_tensors_come_and_go_whole(loop_thread: LoopThread) -> None:
+def test_large_tensors_come_and_go_whole(loop_thread: LoopThread, started: Started) -> None:
     gateway = Gateway(FakeDriver())
     gateway.driver.respond = lambda tensors: RequestResult(Outcome.SERVED, {"y": tensors["x"], "n": tensors["k"]})
     service = make_service(gateway, bodies=BodyMemory(40_000_000))
     many = InputValidator(structs.replace(SIGNATURE, rows_max=10_000_000))
     service.add(replace(service.models["demo"], validator=many))
-    rpc = rpc_server(service, limits=ServerLimits(requests=8))
-    stub = Stub(loop_thread.serve(rpc))
+    rpc, stub = started(service)
     x = np.random.default_rng(1).normal(size=(1_000_000, 4)).astype("<f4").tobytes()
     request = Infer(model_name="demo")
     request.inputs.add(name="x", datatype="FP32", shape=[1_000_000, 4])
@@ -564,8 +572,6 @@ def test_large_tensors_come_and_go_whole(loop_thread: LoopThread) -> None:
     answer, _ = stub.call("ModelInfer", request)
     assert list(answer.raw_output_contents) == [x, bytes(8_000_000)]
     loop_thread.until(lambda: (service.bodies.held_bytes, rpc.open_calls) == (0, 0))
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
 @pytest.mark.parametrize("output", ["nope", "y"])
@@ -586,11 +592,12 @@ def test_a_port_of_grpc_is_closed_to_other_protocols(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("flood", ["rapid resets", "wrong keys", "pings", "settings", "endless heads"])
-def test_a_flood_from_the_network_ends_and_others_are_served(loop_thread: LoopThread, flood: str) -> None:
+def test_a_flood_from_the_network_ends_and_others_are_served(
+    loop_thread: LoopThread, started: Started, flood: str
+) -> None:
     service = make_service(Gateway(FakeDriver()), api_key="secret")
-    rpc = rpc_server(service, limits=ServerLimits(requests=8))
-    stub = Stub(port := loop_thread.serve(rpc))
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as attacker:
+    rpc, stub = started(service)
+    with socket.create_connection(("127.0.0.1", stub.port), timeout=20) as attacker:
         attacker.sendall(PREFACE + frame(SETTINGS, 0, 0))
         attacker.settimeout(1)
         with contextlib.suppress(ConnectionError, TimeoutError):  # a stranger that sends too much is not read
@@ -598,8 +605,6 @@ def test_a_flood_from_the_network_ends_and_others_are_served(loop_thread: LoopTh
                 attacker.sendall(REGISTERED_FLOODS[flood][1](number))
         assert stub.call("ModelInfer", infer(), metadata=(("x-api-key", "secret"),))[0].outputs
     loop_thread.until(lambda: (rpc.open_calls, service.bodies.held_bytes) == (0, 0))
-    stub.channel.close()
-    loop_thread.call(rpc.close(0.5))
 
 
 def test_idle_connections_make_room_for_others(loop_thread: LoopThread) -> None:

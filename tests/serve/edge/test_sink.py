@@ -279,7 +279,7 @@ def test_the_answer_of_an_agent_is_the_edges_own_copy(scene: Scene) -> None:
     assert bytes(scene.ended[0].outputs["y"].data) == b"y" * 50_000
 
 
-def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they come, are lost, or their client has gone meanwhile: each block is released once."""
     holder = 9 << 48
     contents: dict[int, bytes] = {}
@@ -288,55 +288,48 @@ def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(content, bytes)
         contents[place] = content
     blocks = {place: Address(holder, place << 32, len(content)) for place, content in contents.items()}
+    held = asyncio.Event()
 
-    async def main() -> None:
-        held = asyncio.Event()
+    async def fetch(block: Address, memory: memoryview) -> None:
+        if block == blocks[3]:
+            raise BlockLost("its machine has gone")
+        await held.wait()
+        memory[:] = contents[block.offset >> 32]
 
-        async def fetch(block: Address, memory: memoryview) -> None:
-            if block == blocks[3]:
-                raise BlockLost("its machine has gone")
-            await held.wait()
-            memory[:] = contents[block.offset >> 32]
-
-        sent: list[FromEdge] = []
-        sink = EdgeSink(sent.append, NO_ARENA, os.getpid(), b"token of the deployment")
-        monkeypatch.setattr(sink._elsewhere, "fetch", fetch)
-        sink.offer(OFFER)
-        ended: dict[int, RequestResult] = {}
-        tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
-        for place in (1, 2, 3):
-            number = sink.submit(tensors, application="demo", on_end=partial(ended.__setitem__, place))
-            sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [blocks[place]]))
-            if place == 2:
-                sink.cancel(number)
-        assert len(sink._waiting) == 2
-        for _ in range(5):
-            await asyncio.sleep(0)
-        held.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert {place: each.outcome for place, each in ended.items()} == {1: Outcome.SERVED, 3: Outcome.FAILED}
-        assert bytes(ended[1].outputs["y"].data) == b"\x01" * 100
-        assert "its machine has gone" in ended[3].why
-        released = [each.block for each in sent if isinstance(each, Free)]
-        assert sorted(released, key=lambda block: block.offset) == list(blocks.values())
-        assert not sink._waiting
-
-    asyncio.run(main())
+    sent: list[FromEdge] = []
+    sink = EdgeSink(sent.append, NO_ARENA, os.getpid(), b"token of the deployment")
+    monkeypatch.setattr(sink._elsewhere, "fetch", fetch)
+    sink.offer(OFFER)
+    ended: dict[int, RequestResult] = {}
+    tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
+    for place in (1, 2, 3):
+        number = sink.submit(tensors, application="demo", on_end=partial(ended.__setitem__, place))
+        sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [blocks[place]]))
+        if place == 2:
+            sink.cancel(number)
+    assert len(sink._waiting) == 2
+    for _ in range(5):
+        await asyncio.sleep(0)
+    held.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert {place: each.outcome for place, each in ended.items()} == {1: Outcome.SERVED, 3: Outcome.FAILED}
+    assert bytes(ended[1].outputs["y"].data) == b"\x01" * 100
+    assert "its machine has gone" in ended[3].why
+    released = [each.block for each in sent if isinstance(each, Free)]
+    assert sorted(released, key=lambda block: block.offset) == list(blocks.values())
+    assert not sink._waiting
 
 
-def test_an_answer_that_needs_more_memory_than_there_is_fails() -> None:
-    async def main() -> None:
-        sent: list[FromEdge] = []
-        sink = EdgeSink(sent.append, NO_ARENA, os.getpid(), b"token of the deployment")
-        sink.offer(OFFER)
-        ended: list[RequestResult] = []
-        tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
-        number = sink.submit(tensors, application="demo", on_end=ended.append)
-        sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [Address(9 << 48, 0, 1 << 60)]))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert [each.outcome for each in ended] == [Outcome.FAILED]
-        assert "no memory" in ended[0].why
-
-    asyncio.run(main())
+async def test_an_answer_that_needs_more_memory_than_there_is_fails() -> None:
+    sent: list[FromEdge] = []
+    sink = EdgeSink(sent.append, NO_ARENA, os.getpid(), b"token of the deployment")
+    sink.offer(OFFER)
+    ended: list[RequestResult] = []
+    tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
+    number = sink.submit(tensors, application="demo", on_end=ended.append)
+    sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [Address(9 << 48, 0, 1 << 60)]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [each.outcome for each in ended] == [Outcome.FAILED]
+    assert "no memory" in ended[0].why

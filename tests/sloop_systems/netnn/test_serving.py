@@ -13,7 +13,6 @@ from sloop.events import Finished, WorkerReady
 from sloop.profile.model import open_model
 from sloop.profile.profile import load_profile, save_profile
 from sloop.runlog import read_log
-from sloop.serve.node.node import LiveNode
 from sloop.serve.protocols import Servable
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import refined_profiles
@@ -25,27 +24,24 @@ from sloop_systems.netnn.quantiser import quantise
 from sloop_systems.netnn.runtime import FABRIC
 from sloop_systems.netnn.training import Architecture
 from tests.serve.rig import run_of
-from tests.serve.test_local_backend import A, Ear, play
+from tests.serve.test_local_backend import A, local_node
 from tests.systems.test_replay import MODEL_APP, logged
 
 
 @pytest.mark.live
-def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tmp_path: Path) -> None:
+async def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tmp_path: Path) -> None:
     network = Architecture(30, (4,), (6,), kernel=3, pool=2).made(1)
     given = np.random.RandomState(0).randint(0, 2, (1, 30))
     compiled = CompiledNetwork(quantise(network, given), Fabric())
     path = tmp_path / "small.innet"
     save(compiled, path)
-
-    async def scene(backend: LiveNode, ear: Ear) -> None:
+    async with local_node({"sniff": Servable(str(path), open_model(path, 1).signature)}) as (backend, ear):
         backend.order(StartWorker(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet")))
         await ear.hear(WorkerReady)
         backend.run(BatchId(5), A, run_of([[Tensor("UINT8", (1, 30), given.astype(np.uint8).tobytes())]]))
         await ear.hear(Finished)
         ((logits, _, _),) = ear.outputs[BatchId(5)]
         assert np.frombuffer(logits.data, np.int32).tolist() == compiled.network.run(given)[0].tolist()
-
-    play(scene, {"sniff": Servable(str(path), open_model(path, 1).signature)})
 
 
 def test_the_profile_of_switches_is_not_refined_by_processors(tmp_path: Path) -> None:
