@@ -46,10 +46,12 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixed": {"name": "mixed"},
     "static, short": {"name": "static", "cores": 1.0},
     "static, short, worth": {"name": "static", "cores": 1.0, "divide": "worth"},
+    "static, spare": {"name": "static", "cores": 1.0, "divide": {"name": "max_min", "idle": "replicas"}},
     "vertical-only, short": {"name": "vertical-only"},
     "vertical-only, short, worth": {"name": "vertical-only", "divide": "worth"},
 }
-"""Each plans every second. Where cores are short, there is half a core for each model."""
+"""Each plans every second. Where cores are short, there is half a core for each model, otherwise two: `spare` makes
+replicas of those that no plan needs."""
 CHANGED: Final = 10
 CALM_RPS, BUSY_RPS = 2, 40
 SPREADS: Final = {"equal": "ten rates change", "poisson": "all rates change"}

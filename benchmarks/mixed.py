@@ -273,7 +273,7 @@ def results_of(setting: Setting, seeds: int) -> list[Result]:
     """Every contender with every seed."""
     chosen = list(contenders(setting))
     scenarios = [setting.scenario(each.kinds, each.system, seed) for each in chosen for seed in range(seeds)]
-    runs = in_parallel(play, scenarios, what=lambda scenario: str(scenario["systems"][0]["name"]))
+    runs = in_parallel(play, scenarios, what=lambda scenario, _: str(scenario["systems"][0]["name"]))
     return [Result(each, tuple(runs[at * seeds : (at + 1) * seeds])) for at, each in enumerate(chosen)]
 
 

@@ -261,6 +261,8 @@ class Group(Struct, frozen=True, omit_defaults=True):
     """Largest batch that they get; 0: the stage plan's."""
     rate_rps: float = 0.0
     """The rows per second that the plan expects all of them to serve together; 0: the plan does not say."""
+    spare: int = 0
+    """How many of them no plan needs: on cores that would be idle otherwise (`Divide.idle`). The core adds them."""
 
 
 class StagePlan(Struct, frozen=True):

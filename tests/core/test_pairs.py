@@ -9,7 +9,8 @@ from msgspec import structs
 
 from sloop.actions import Action, Decided, ResizeWorker, StartBatch, StartWorker, StopWorker
 from sloop.core.difference import diff
-from sloop.core.planner import check, cores_by_hardware, trimmed
+from sloop.core.ledger import cores_by_hardware
+from sloop.core.planner import check, trimmed
 from sloop.core.views import ReplicaView
 from sloop.errors import InputError
 from sloop.events import WOKE, BatchFailed, Finished, WorkerLost, WorkerReady, WorkerResized, WorkerStopped

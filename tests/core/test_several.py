@@ -24,9 +24,9 @@ from sloop.actions import (
     StartWorker,
     StopWorker,
 )
-from sloop.core.ledger import Ledger, millicores
+from sloop.core.ledger import Ledger, cores_by_hardware, millicores
 from sloop.core.nodes import UNUSED_NS, NodePool
-from sloop.core.planner import cores_by_hardware, packed, trimmed
+from sloop.core.planner import packed, trimmed
 from sloop.core.protocols import Divide
 from sloop.core.views import Claimant, ClusterView, CoreShare, Traffic
 from sloop.events import (

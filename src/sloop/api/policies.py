@@ -4,9 +4,8 @@
 no clock, files or random numbers, and neither does anything here.
 """
 
-from sloop.core.ledger import MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
+from sloop.core.ledger import MILLI, Ledger, Reservation, cores_by_hardware, equal_nodes, replicas_max, sites
 from sloop.core.oversight import Guidance, Overseer, OverseerInput
-from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import (
     Admit,
     AsPlaced,

@@ -19,6 +19,7 @@ from sloop.core.application import BUCKET_NS_MAX, ApplicationParts, ApplicationS
 from sloop.core.controlled import BLOCKED, WAKE_NS_MIN, ControlledApplication, PlanProgress, Shortage
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
+from sloop.core.idle import demands_of
 from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
 from sloop.core.life import WorkerState
 from sloop.core.nodes import UNUSED_NS, NodePool
@@ -30,12 +31,12 @@ from sloop.core.pipeline import (
     order_other_layers,
     stops_whole_pipelines,
 )
-from sloop.core.planner import Planner, cores_by_hardware, plans_beside
+from sloop.core.planner import Planner, plans_beside
 from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start
 from sloop.core.replica import STALL_NS_MIN, Replica, ReplicaWorker
 from sloop.core.stage import StageState
 from sloop.core.state import State
-from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
+from sloop.core.views import ApplicationView, Belief, PlanInput, StageView, Traffic
 from sloop.text import counted, in_ms, in_s, listed
 from sloop.units import FOREVER_NS, GIB, ms, s
 from sloop.vocabulary import (
@@ -520,10 +521,10 @@ class ControlPath:
     def _plan_input(self, now_ns: int, due: Sequence[ControlledApplication]) -> PlanInput:
         keys = {application.state.key for application in due}
         others = tuple(
-            CoreDemand(key, hardware, cores, application.weight)
+            demand
             for key, application in self._applications.items()
             if key not in keys
-            for hardware, cores in cores_by_hardware(application.plan).items()
+            for demand in demands_of(key, application.plan, application.weight)
         )
         views = [
             ApplicationView(

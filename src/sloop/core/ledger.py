@@ -20,7 +20,7 @@ from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import counted, number
 from sloop.transient import Transient
 from sloop.units import GIB, ROUNDING
-from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Shape, Slot, WorkerId
+from sloop.vocabulary import Device, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Shape, Slot, WorkerId
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -36,6 +36,17 @@ def millicores(cores: float) -> int:
 def spec_millicores(slot: Slot, shape: Shape) -> int:
     """The cores of a replica on this slot, with those of its shadow, as integer thousandths."""
     return millicores(slot.cores) + sum([millicores(worker.cores) for worker in shape])
+
+
+def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
+    """The cores of the replicas of a plan, of each kind of hardware."""
+    millis: dict[str, int] = {}
+    for target in plan.stages if plan else ():
+        for group in target.groups:
+            slot = group.spec.slot
+            each = spec_millicores(slot, group.spec.shape)
+            millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * each
+    return {hardware: milli / MILLI for hardware, milli in millis.items()}
 
 
 class Reservation(Struct):

@@ -19,12 +19,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from sloop.core.ledger import MILLI, Ledger, millicores, spec_millicores
+from sloop.core.idle import demands_of, sharing_idle_cores, with_spare_replicas, without_spare
+from sloop.core.ledger import MILLI, Ledger, cores_by_hardware, millicores
 from sloop.core.protocols import Policies
 from sloop.core.views import (
     ApplicationView,
-    Belief,
-    BeliefKey,
     Claimant,
     ClusterView,
     CoreDemand,
@@ -44,8 +43,6 @@ QUICK_MAX = 4
 """The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
 FAILURES = (Exception, SystemExit)
 """What a user's policy may raise; the plans of the other applications are made nevertheless."""
-GAIN_MIN = 0.05
-"""The least gain from all cores for which replicas share them; less is the noise of a measurement."""
 WORTHWHILE = 0.01
 """An application plans again with the cores that others leave if they are at least this fraction of its part."""
 REPLICAS_MAX = 100_000
@@ -141,14 +138,19 @@ class Planner:
             for key, view in views.items():
                 plans[key], self._memories[key] = self._plan(given.now_ns, key, view)
         made: dict[str, Plan] = {}
+        with_spare: list[str] = []
         for key, view in views.items():
-            if plan := plans.get(key):
-                made[key] = _with_shares(plan, shares[key]) if key in shares else plan
-            elif key not in self.failures and (plan := _kept(view.plan, shares.get(key, ()))):
-                made[key] = plan
-        for key, plan in made.items():
-            if self.policies[key].divide.idle == "use":
-                made[key] = sharing_idle_cores(plan, views[key], given.nodes)
+            idle, plan = self.policies[key].divide.idle, plans.get(key)
+            if plan is None:
+                plan = None if key in self.failures else _kept(view.plan, shares.get(key, ()))
+            elif key in shares:
+                plan = _with_shares(plan, shares[key])
+            if plan is not None:
+                made[key] = sharing_idle_cores(plan, view, given.nodes) if idle == "use" else plan
+            if idle == "replicas":
+                with_spare.append(key)
+        if with_spare:
+            _add_spare(given, views, made, with_spare)
         return Planned(
             given.number,
             made,
@@ -161,7 +163,7 @@ class Planner:
         return ClusterView(
             stages=application.stages,
             nodes=given.nodes,
-            plan=application.plan,
+            plan=application.plan and without_spare(application.plan),
             demand_rps={stage.name: forecast_rps * stage.visits for stage in application.stages},
             ingress=application.ingress,
             forecast_rps=forecast_rps,
@@ -193,14 +195,17 @@ class Planner:
         given = replace(
             given,
             due=tuple(application for application in given.due if application.key in views),
-            others=(*given.others, *(demand for each in kept for demand in _demands(each, each.plan))),
+            others=(
+                *given.others,
+                *(demand for each in kept for demand in demands_of(each.key, each.plan, each.weight)),
+            ),
         )
         plans: dict[str, Plan | None] = {}
         memories: dict[str, Any] = {}
         for key, view in views.items():
             plans[key], memories[key] = self._plan(given.now_ns, key, view)
-        alone = {each.key: plans[each.key] or each.plan for each in given.due}
-        wanted = [demand for each in given.due for demand in _demands(each, alone[each.key])]
+        alone = {key: plans[key] or view.plan for key, view in views.items()}
+        wanted = [demand for each in given.due for demand in demands_of(each.key, alone[each.key], each.weight)]
         try:
             limits, shares = self._divide(given, wanted, views, alone)
         except FAILURES as error:  # of the divide policy
@@ -238,8 +243,7 @@ class Planner:
     ) -> None:
         """Let limited applications plan once more with the cores that the plans leave: a policy that plans in whole
         units cannot use all of its part. The one that uses the smallest fraction of its part is first."""
-        present = {application.key: application.plan for application in given.due}
-        used = {key: cores_by_hardware(plans.get(key) or plan) for key, plan in present.items()}
+        used = {key: cores_by_hardware(plans.get(key) or view.plan) for key, view in views.items()}
         totals = {hardware: _cores_of(given, hardware) for _, hardware in self.limits}
 
         def unused() -> dict[str, float]:
@@ -310,10 +314,13 @@ class Planner:
         return Claimant(key, hardware, demand.cores, demand.weight, view=view, alone=alone, plan=plan)
 
 
-def _demands(application: ApplicationView, plan: Plan | None) -> list[CoreDemand]:
-    """What the application wants by this plan, of each kind of hardware."""
-    of = cores_by_hardware(plan).items()
-    return [CoreDemand(application.key, hardware, cores, application.weight) for hardware, cores in of]
+def _add_spare(given: PlanInput, views: Mapping[str, ClusterView], made: dict[str, Plan], keys: Iterable[str]) -> None:
+    """Add spare replicas to the plans of the applications `keys`, also to those that are kept."""
+    plans = {key: plan for key, view in views.items() if (plan := made.get(key) or view.plan) is not None}
+    in_force = {each.key: each.plan for each in given.due}
+    for key, plan in with_spare_replicas(given, plans, views, [key for key in keys if key in plans]).items():
+        if key in made or not plan.same_target(in_force[key]):
+            made[key] = plan
 
 
 def _check_shares(shares: Sequence[CoreShare], demands: Sequence[CoreDemand], total: float) -> None:
@@ -429,17 +436,6 @@ def _check_group(group: Group, target: StagePlan, stage: StageView) -> None:
         raise InputError(f"{of} {what}", help=f"its profile is for {belief.accelerator!r}")
 
 
-def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
-    """The cores that a plan wants of each kind of hardware."""
-    millis: dict[str, int] = {}
-    for target in plan.stages if plan else ():
-        for group in target.groups:
-            slot = group.spec.slot
-            each = spec_millicores(slot, group.spec.shape)
-            millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * each
-    return {hardware: milli / MILLI for hardware, milli in millis.items()}
-
-
 def _whole(cores: float) -> float:
     """Cores rounded down to the thousandths in which the ledger counts, so that parts of a node fit on it together."""
     return math.floor(cores * MILLI + ROUNDING) / MILLI
@@ -527,78 +523,6 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
     for hardware in sorted(kinds):
         plan = _with_room_for_all(_packed_on(plan, hardware, view), hardware, view)
     return plan
-
-
-def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView]) -> Plan:
-    """The plan, with replicas that only reserve their cores and may use those that are idle (`Slot.is_capped`), where
-    that costs nothing and makes them faster; and while no request is expected, with batches that suit a burst.
-
-    It costs nothing on the only node of a kind of hardware if that is always there, such as a server's own machine: on
-    several, replicas that are faster than planned on one node would say nothing of those on the next, and a node on
-    demand is given back instead. A model is faster if a batch of one is expected to gain `GAIN_MIN` from all cores of
-    the node; one that is measured on more cores than there are is not known to be. Both are the same for all plans of a
-    version. Of a stage with several replicas, all have only their own cores: each would take those of the others, and
-    predictions do not know when. So replicas are replaced when a second one comes, and when one is left.
-    """
-    alone: dict[str, float] = {}
-    for each in nodes:
-        alone[each.node.hardware] = 0.0 if each.node.hardware in alone or each.node.on_demand else each.node.cores
-    beliefs = {stage.name: stage.beliefs for stage in view.stages}
-    used = list[float]()
-
-    def shared(group: Group) -> Group:
-        spec, slot = group.spec, group.spec.slot
-        cores, belief = alone.get(slot.hardware, 0.0), beliefs[spec.stage][spec.variant, slot.hardware]
-        if not slot.is_capped or slot.accelerator or spec.shape:
-            return group
-        if not cores or belief.cores_max > cores * (1 + ROUNDING):
-            return group
-        on_all, on_one = (belief.latency_ms(1, belief.slot(each)) for each in (cores, min(1.0, cores)))
-        if on_all > on_one * (1 - GAIN_MIN):
-            return group
-        used.append(cores)
-        return structs.replace(group, spec=structs.replace(spec, slot=structs.replace(slot, is_capped=False)))
-
-    def for_bursts(target: StagePlan) -> StagePlan:
-        is_alone = sum(group.count for group in target.groups) < 2
-        made = structs.replace(target, groups=tuple(map(shared, target.groups))) if is_alone else target
-        if view.forecast_rps or target.wait_ns or any(each.batch_max for each in made.groups):
-            return made
-        of_stage, specs = beliefs[target.stage], [each.spec for each in made.groups]
-        costs_ns = [of_stage[spec.variant, spec.slot.hardware].costs_ns(spec.slot) for spec in specs]
-        sizes = [_burst_batch(each, target.batch_max, view.batch_limit_ns) for each in costs_ns]
-        return structs.replace(made, batch_max=min(sizes, default=target.batch_max))
-
-    stages = tuple(map(for_bursts, plan.stages))
-    why = f"{plan.why}; {_idle_cores_text(stages, beliefs, max(used))}" if used else plan.why
-    return structs.replace(plan, stages=stages, why=why)
-
-
-def _idle_cores_text(
-    stages: Sequence[StagePlan], beliefs: Mapping[str, Mapping[BeliefKey, Belief]], cores: float
-) -> str:
-    """How many cores replicas use that only reserve some, and of a single group, how long a batch takes on either: the
-    policy's own reason has the times on those that are reserved."""
-    text = f"while other cores are idle, replicas use all {cores:g}"
-    found = [(target, group) for target in stages for group in target.groups if not group.spec.slot.is_capped]
-    if len(found) > 1 or found[0][1].spec.cores >= cores:
-        return text
-    ((target, group),) = found
-    spec, size = group.spec, target.batch_max_of(group)
-    belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
-    on_reserved, on_all = (belief.latency_ms(size, slot) for slot in (belief.slot(spec.cores), spec.slot))
-    own = "its reserved core" if spec.cores == 1 else f"its {spec.cores:g} reserved cores"
-    return f"{text}: a batch of {size} takes {on_reserved:.4g} ms on {own}, and {on_all:.4g} ms on all"
-
-
-def _burst_batch(costs_ns: Sequence[int], planned: int, limit_ns: int) -> int:
-    """The largest batch for a burst at an idle model: the planned one, or one that serves notably more requests per
-    second and takes at most `limit_ns`."""
-    best = planned
-    for size in range(planned + 1, len(costs_ns)):
-        if costs_ns[size] <= limit_ns and costs_ns[size] * best < costs_ns[best] * size * (1 - GAIN_MIN):
-            best = size
-    return best
 
 
 def _has_shared_cores(view: ClusterView) -> bool:

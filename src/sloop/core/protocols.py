@@ -305,15 +305,19 @@ class Scale(Protocol):
         ...
 
 
+Idle = Literal["leave", "use", "replicas"]
+"""`leave`: nothing. `use`: on a machine of their own, single replicas of stages only reserve the cores of their plan,
+and may use all that are idle. `replicas`: more replicas than planned, of all stages."""
+
+
 class Divide(Protocol):
     """How to divide the cores of a cluster among applications that want more than there are."""
 
     __slots__ = ()
 
     @property
-    def idle(self) -> Literal["leave", "use"]:
-        """`use`: on a machine of their own, single replicas of stages only reserve the cores of their plan, and may
-        use all that are idle (`sloop.core.planner.sharing_idle_cores`)."""
+    def idle(self) -> Idle:
+        """What becomes of cores that no plan needs, on nodes that are there anyway (`sloop.core.idle`)."""
         return "leave"
 
     @property

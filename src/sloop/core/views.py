@@ -516,7 +516,7 @@ class ClusterView:
     """All nodes, also those that are released now and can be acquired. If other applications need cores too, only as
     many as this application may use."""
     plan: Plan | None
-    """The plan in force."""
+    """The plan in force, without replicas that no plan needs (`Divide.idle`)."""
     demand_rps: Mapping[str, float]
     """Per stage, rows per second: `forecast_rps` times the stage's `visits`."""
     ingress: Traffic
@@ -540,6 +540,8 @@ class CoreDemand(Struct, frozen=True):
     hardware: str
     cores: float
     weight: float = 1.0
+    spare: float = 0.0
+    """How many more it has in replicas that no plan needs (`Divide.idle`). Who wants them, gets them."""
 
 
 class Claimant(CoreDemand, frozen=True, kw_only=True):

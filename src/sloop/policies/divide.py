@@ -2,9 +2,8 @@
 needs.
 
 Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused. `Worth` looks
-at what each application would do with its cores, the others only at how many it wants. With
-`idle: use`, plans only reserve cores on a machine that is there anyway, and the only replica of a stage may use what
-others leave idle: a burst at an idle model need not wait for the next plan (`sloop.core.planner.sharing_idle_cores`).
+at what each application would do with its cores, the others only at how many it wants. All say what becomes of cores on
+machines that are there anyway, if no plan needs them: `sloop.core.idle`.
 """
 
 import math
@@ -12,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
-from sloop.core.planner import cores_by_hardware
-from sloop.core.protocols import Divide
+from sloop.core.ledger import cores_by_hardware
+from sloop.core.protocols import Divide, Idle
 from sloop.core.views import Claimant, CoreDemand, CoreShare
 from sloop.options import Range
 from sloop.policies.attainment import attained, services_of
@@ -44,9 +43,10 @@ class MaxMin(Divide):
     what an application gets is too little for any replica: nobody else can use it.
     """
 
-    idle: Literal["leave", "use"] = "leave"
-    """Whether replicas on a machine of its own may use cores that others have reserved or nobody has, while they are
-    idle."""
+    idle: Idle = "leave"
+    """What becomes of cores that no plan needs, on nodes that are there anyway: `leave`, `use` (on a machine of its
+    own, the only replica of a stage uses those that others have reserved or nobody has, while they are idle) or
+    `replicas` (there are more replicas than planned, in proportion to the plans and to the weights)."""
 
     def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
         return _shares(_filled(total, [demand.cores for demand in demands], [demand.weight for demand in demands]))
@@ -60,7 +60,7 @@ class Proportional(Divide):
     more, so the overload of one takes cores from all others.
     """
 
-    idle: Literal["leave", "use"] = "leave"
+    idle: Idle = "leave"
     """As in `MaxMin`."""
 
     def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
@@ -75,7 +75,7 @@ class Priority(Divide):
     Fails for those of low weight, which may get nothing for as long as the others are busy.
     """
 
-    idle: Literal["leave", "use"] = "leave"
+    idle: Idle = "leave"
     """As in `MaxMin`."""
 
     def cores(self, now_ns: int, total: float, demands: Sequence[CoreDemand]) -> list[CoreShare]:
@@ -125,7 +125,7 @@ class Worth(Divide):
     steady: Annotated[float, Range(least=0, most=1)] = 0.1
     """By which fraction rates may change, where all are short, before cores move: the cores that an application already
     has count for so much more."""
-    idle: Literal["leave", "use"] = "leave"
+    idle: Idle = "leave"
     """As in `MaxMin`."""
 
     def cores(self, now_ns: int, total: float, claimants: Sequence[Claimant]) -> list[CoreShare]:

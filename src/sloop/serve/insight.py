@@ -14,7 +14,7 @@ import msgspec
 from sloop.actions import Decided, Rollout
 from sloop.app.graph import declared_name
 from sloop.core import Core
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import cores_by_hardware
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.core.views import DeviceView, NodeView, StageView
 from sloop.runlog.replicas import ReplicaRecord

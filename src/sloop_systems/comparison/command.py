@@ -1,5 +1,6 @@
 """Repeat published experiments and compare the results with the publication."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,11 @@ EXAMPLE = """
 sloop reproduce sponge --quick
 sloop reproduce all --data ~/traces --page out/reproduce --json
 """
+
+
+def tell(share: float, what: str) -> None:
+    """A line for each run that is done, where no bar is drawn."""
+    click.echo(f"{share:4.0%} {what}", err=True)
 
 
 @command("reproduce", example=EXAMPLE, notes=f"NAME is one of {', '.join(REPRODUCTIONS)}, or all.")
@@ -38,7 +44,8 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
     found: list[Reproduction] = []
     for chosen in names:
         with progress(f"reproducing {chosen}", total=1.0) as advance:
-            found.append(reproduced(chosen, quick=quick, data=data, processes=processes, progress=advance))
+            show = advance if sys.stderr.isatty() else tell
+            found.append(reproduced(chosen, quick=quick, data=data, processes=processes, progress=show))
     if page is not None:
         page.mkdir(parents=True, exist_ok=True)
         for made in found:

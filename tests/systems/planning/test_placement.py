@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.ledger import Ledger, Reservation
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import Ledger, Reservation, cores_by_hardware
 from sloop.core.protocols import Place
 from sloop.core.views import Site
 from sloop.profile.estimate import Estimate

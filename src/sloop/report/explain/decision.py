@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from sloop.actions import Decided, RequestPlan, Rollout
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import cores_by_hardware
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.report.explain import RECENT_S, StoryStep

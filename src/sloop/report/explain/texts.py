@@ -27,6 +27,7 @@ def _group_text(group: Group) -> str:
     at = f", {spec.device} of {spec.node}" if spec.device and spec.node else ""
     limits = [f"batches up to {group.batch_max}"] if group.batch_max else []
     limits += [f"{group.rate_rps:.4g} rps"] if group.rate_rps else []
+    limits += [f"{group.spare} more than planned"] if group.spare else []
     limited = f" ({', '.join(limits)})" if limits else ""
     return f"{group.count} × {spec.variant} on {slot_text(spec.slot)}{at}{shadow_text(spec.shadow)}{limited}"
 

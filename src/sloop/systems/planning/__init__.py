@@ -14,7 +14,7 @@ from typing import Final
 
 from sloop.app.graph import declared_name
 from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import cores_by_hardware
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.passes import MachineSpeed, range_advice, speed_range

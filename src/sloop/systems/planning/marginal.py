@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import cores_by_hardware
 from sloop.core.views import Belief
 from sloop.systems.planning.placement import Placement, PlanShortfall
 from sloop.systems.planning.timing import PlanPrediction, StagePrediction

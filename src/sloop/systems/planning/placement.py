@@ -13,8 +13,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from sloop.app.hardware import ANY_BYTES
-from sloop.core.ledger import Ledger, Reservation, Scarce, what_is_scarce, why_impossible
-from sloop.core.planner import cores_by_hardware
+from sloop.core.ledger import Ledger, Reservation, Scarce, cores_by_hardware, what_is_scarce, why_impossible
 from sloop.core.views import Belief, Site
 from sloop.systems.setup import ApplicationSetup
 from sloop.text import counted, number

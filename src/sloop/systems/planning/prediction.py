@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from sloop.core.planner import cores_by_hardware
+from sloop.core.idle import demands_of
+from sloop.core.ledger import cores_by_hardware
 from sloop.core.views import CoreDemand
 from sloop.systems.planning.infeasibility import BestConfigurations, beyond_cluster, shortfalls_of
 from sloop.systems.planning.placement import Placement, PlanShortfall, Room
@@ -72,10 +73,10 @@ class ClusterPrediction:
         if self.beside is not None:
             return self.beside.whole.demands_beside(key)
         return [
-            CoreDemand(other.key, hardware, cores, other.setup.application.weight)
+            demand
             for other in self.applications.values()
-            for hardware, cores in cores_by_hardware(other.plan).items()
             if other.key != key
+            for demand in demands_of(other.key, other.plan, other.setup.application.weight)
         ]
 
     def cores_of(self, hardware: str) -> float:

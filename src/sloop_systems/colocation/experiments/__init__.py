@@ -67,7 +67,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     trials, in_sloop = wanted(quick=quick), wanted_in_sloop(quick=quick)
     work: list[Work] = [*OFFLINE, *in_sloop, *SENSITIVITY, *trials]
     done = in_parallel(
-        _quickly if quick else _fully, work, processes=processes, progress=progress, what=lambda each: f"{each}"
+        _quickly if quick else _fully, work, processes=processes, progress=progress, what=lambda each, _: f"{each}"
     )
     parts, factors, runs = _sorted(done)
     found = Placements.of(trials, runs)

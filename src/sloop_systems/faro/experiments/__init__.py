@@ -25,6 +25,8 @@ IN_PRINT: Final = {2.3, 23.0}
 SEEDS, SEEDS_FEW = 5, 3
 FIRST_MIN, MINUTES, MINUTES_QUICK = 180, 24, 10
 """The part of the six hours that is simulated, fixed before any result was seen."""
+OTHER_MIN: Final = 60
+"""Where another part begins, fixed before any of its results was seen, and after `SPARE` was made for the first."""
 
 Found = Results[FaroResult]
 
@@ -33,14 +35,15 @@ class Contestant(NamedTuple):
     """A system, and what its runs are called."""
 
     label: str
-    system: str
-    options: tuple[tuple[str, str], ...] = ()
+    system: str = "faro"
+    divide: str = ""
+    idle: str = "leave"
 
 
 VARIANTS: Final = (
     Contestant("Faro-Sum", "faro-sum"),
     Contestant("Faro-Fair", "faro-fair"),
-    Contestant("Faro-FairSum", "faro"),
+    Contestant("Faro-FairSum"),
     Contestant("Faro-PenaltySum", "faro-penalty-sum"),
     Contestant("Faro-PenaltyFairSum", "faro-penalty"),
 )
@@ -50,12 +53,18 @@ BASELINES: Final = (
     Contestant("AIAD", "aiad"),
     Contestant("MArk", "mark"),
 )
-WORTH: Final = Contestant("worth", "faro", (("divide", "worth"),))
-MAX_MIN: Final = Contestant("max-min", "faro", (("divide", "max_min"),))
-"""Ours: the same scaling policy, queue and forecast as Faro, so that nothing differs but the division."""
-ALL: Final = (WORTH, MAX_MIN, *VARIANTS, *BASELINES)
-FEW: Final = (WORTH, MAX_MIN, VARIANTS[2], BASELINES[2])
+WORTH: Final = Contestant("worth", divide="worth")
+SPARE: Final = Contestant("worth, spare replicas", divide="worth", idle="replicas")
+MAX_MIN: Final = Contestant("max-min", divide="max_min")
+"""Ours: the same scaling policy, queue and forecast as Faro, so that nothing differs but the division, and `SPARE`,
+which does not leave workers idle that no plan needs."""
+OURS: Final = (WORTH, SPARE)
+OTHERS: Final = (MAX_MIN, *VARIANTS, *BASELINES)
+ALL: Final = (*OURS, *OTHERS)
+FEW: Final = (*OURS, MAX_MIN, VARIANTS[2], BASELINES[2])
 """Those of `--quick`, but on the smallest cluster."""
+LATER: Final = (*OURS, MAX_MIN, VARIANTS[1], BASELINES[0])
+"""Those that are compared in other minutes."""
 ENOUGH: Final = 44
 
 
@@ -64,12 +73,21 @@ class Scene(NamedTuple):
 
     workers: int
     is_mixed: bool = False
+    first_min: int = FIRST_MIN
 
     def __str__(self) -> str:
-        return f"{self.workers} workers" + (", mixed models" if self.is_mixed else "")
+        minutes = f", from minute {self.first_min}" if self.first_min != FIRST_MIN else ""
+        return f"{self.workers} workers" + (", mixed models" if self.is_mixed else "") + minutes
+
+    @property
+    def name(self) -> str:
+        """Of its figure."""
+        minutes = f"-{self.first_min}" if self.first_min != FIRST_MIN else ""
+        return "mixed" if self.is_mixed else f"workers-{self.workers}{minutes}"
 
 
 SCENES: Final = (Scene(32), Scene(36), Scene(40), Scene(ENOUGH), Scene(32, is_mixed=True))
+LATER_SCENES: Final = tuple(Scene(workers, first_min=OTHER_MIN) for workers in (32, 36, 40, ENOUGH))
 
 
 class Printed(NamedTuple):
@@ -88,12 +106,13 @@ PRINTED: Final = (
 
 
 def trial_of(who: Contestant, scene: Scene, *, quick: bool, file: str = TEN) -> FaroTrial:
-    """A run of the fourth hour."""
+    """A run of these minutes."""
     return FaroTrial(
         system=who.system,
-        options=who.options,
+        divide=who.divide,
+        idle=who.idle,
         workers=scene.workers,
-        first_min=FIRST_MIN,
+        first_min=scene.first_min,
         minutes=MINUTES_QUICK if quick else MINUTES,
         file=file,
         is_mixed=scene.is_mixed,
@@ -102,8 +121,13 @@ def trial_of(who: Contestant, scene: Scene, *, quick: bool, file: str = TEN) -> 
 
 def trials_of(group: Iterable[Contestant], scene: Scene, *, quick: bool) -> list[FaroTrial]:
     """The runs of those of a group that are simulated."""
-    there = FEW if quick and scene != SCENES[0] else ALL
+    there = LATER if scene.first_min != FIRST_MIN else FEW if quick and scene != SCENES[0] else ALL
     return [trial_of(who, scene, quick=quick) for who in group if who in there]
+
+
+def scenes(*, quick: bool) -> tuple[Scene, ...]:
+    """All clusters and minutes."""
+    return SCENES if quick else (*SCENES, *LATER_SCENES)
 
 
 def hundred(*, quick: bool) -> FaroTrial:
@@ -114,8 +138,8 @@ def hundred(*, quick: bool) -> FaroTrial:
 def wanted(*, quick: bool) -> Wanted[FaroTrial]:
     """All trials and their seeds. `quick`: ten minutes, one seed and few systems."""
     found: list[tuple[FaroTrial, int]] = [(hundred(quick=quick), 1)]
-    for scene in SCENES:
-        seeds = 1 if quick else SEEDS if scene in SCENES[:2] else SEEDS_FEW
+    for scene in scenes(quick=quick):
+        seeds = 1 if quick else SEEDS if scene.workers < 40 and not scene.is_mixed else SEEDS_FEW
         found += [(trial, seeds) for trial in trials_of(ALL, scene, quick=quick)]
     return found
 
@@ -131,7 +155,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         minutes = MINUTES_QUICK if quick else MINUTES
         found: Found = run_trials(wanted(quick=quick), str(data), processes=processes, progress=progress)
         rows += [*published_rows(found, quick=quick), *our_rows(found, quick=quick)]
-        figures = [figure_of(found, scene, quick=quick) for scene in SCENES]
+        figures = [figure_of(found, scene, quick=quick) for scene in scenes(quick=quick)]
         assumed += [
             f"minutes {FIRST_MIN} to {FIRST_MIN + minutes} of 360, of which the first seven do not count",
             "forecasts: a process of first order on the last ten minutes instead of N-HiTS trained on ten days",
@@ -194,19 +218,9 @@ def published_rows(found: Found, *, quick: bool) -> list[Row]:
 
 
 def our_rows(found: Found, *, quick: bool) -> list[Row]:
-    """The bounds that ours is to keep."""
-    rows: list[Row] = []
-    for scene in SCENES[:2]:
-        where, worth = f"ours, {scene}", trial_of(WORTH, scene, quick=quick)
-        best = best_of(found, trials_of(VARIANTS, scene, quick=quick))
-        claim = Claim(where, "violations of worth, over those of Faro's best variant", "×", note=f"best: {best.system}")
-        rows.append(bounded(claim, _ratios(found, worth, best), at_most=1.0, mean=True))
-        claim = Claim(where, "violations of worth, over those of max-min", "×")
-        rows.append(
-            bounded(claim, _ratios(found, worth, trial_of(MAX_MIN, scene, quick=quick)), at_most=0.5, mean=True)
-        )
-    scene = Scene(ENOUGH)
-    enough = found.mean(trial_of(WORTH, scene, quick=quick), "violations")
+    """The bounds that ours is to keep, with and without spare replicas."""
+    rows = [row for who in OURS for row in _rows_of(found, who, quick=quick)]
+    enough = found.mean(trial_of(WORTH, Scene(ENOUGH), quick=quick), "violations")
     claim = Claim(
         "ours, 36 workers",
         "violations with enough workers (44), over those of max-min with 36",
@@ -215,12 +229,30 @@ def our_rows(found: Found, *, quick: bool) -> list[Row]:
     )
     ratio = enough / found.mean(trial_of(MAX_MIN, SCENES[1], quick=quick), "violations")
     rows.append(bounded(claim, [ratio], at_least=0.5, runs=1 if quick else SEEDS_FEW))
-    worth, best = trial_of(WORTH, scene, quick=quick), best_of(found, trials_of(ALL[1:], scene, quick=quick))
-    claim = Claim(f"ours, {scene}", "violations of worth, less the least of all others", "points")
-    rows.append(bounded(claim, minus(*(found.violations(each) for each in (worth, best))), at_most=0.1, mean=True))
     claim = Claim("ours, a hundred applications", "lost utility of 100 on 320 workers, over ten times that of 10", "×")
     ratio = found.mean(hundred(quick=quick), "lost") / found.mean(trial_of(WORTH, SCENES[0], quick=quick), "lost")
     return [*rows, bounded(claim, [ratio], at_least=0.95, at_most=1.05)]
+
+
+def _rows_of(found: Found, who: Contestant, *, quick: bool) -> list[Row]:
+    """Of one of ours: beside Faro's best variant and max-min where workers are short, and beside all others."""
+    rows: list[Row] = []
+    for scene in scenes(quick=quick):
+        where, own = f"ours, {scene}", trial_of(who, scene, quick=quick)
+        if scene.workers < 40 and not scene.is_mixed:
+            best = best_of(found, trials_of(VARIANTS, scene, quick=quick))
+            claim = Claim(where, f"violations of {who.label}, over those of Faro's best variant", "×", note=best.system)
+            rows.append(bounded(claim, _ratios(found, own, best), at_most=1.0, mean=True))
+            claim = Claim(where, f"violations of {who.label}, over those of max-min", "×")
+            max_min = trial_of(MAX_MIN, scene, quick=quick)
+            rows.append(bounded(claim, _ratios(found, own, max_min), at_most=0.5, mean=True))
+        if scene.workers == ENOUGH:
+            best = best_of(found, trials_of(OTHERS, scene, quick=quick))
+            claim = Claim(where, f"violations of {who.label}, less the least of all others", "points")
+            rows.append(
+                bounded(claim, minus(*(found.violations(each) for each in (own, best))), at_most=0.1, mean=True)
+            )
+    return rows
 
 
 def _ratios(found: Found, one: FaroTrial, other: FaroTrial, field: str = "violations") -> list[float]:
@@ -239,7 +271,7 @@ def figure_of(found: Found, scene: Scene, *, quick: bool) -> Figure:
     )
     late = [f"{found.mean(trial, 'violations'):.2f} %" for trial in trials]
     return Figure(
-        name="mixed" if scene.is_mixed else f"workers-{scene.workers}",
+        name=scene.name,
         title=f"Ten applications on {scene}",
         x_label="",
         panels=panels,

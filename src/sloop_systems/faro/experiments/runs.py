@@ -78,8 +78,10 @@ class FaroTrial(Trial, frozen=True, kw_only=True):
     """One system on one cluster."""
 
     system: str
-    options: tuple[tuple[str, str], ...] = ()
-    """Policies that differ from the system's."""
+    divide: str = ""
+    """A divide policy instead of the system's."""
+    idle: str = "leave"
+    """What that one does with cores that no plan needs."""
     workers: int
     first_min: int
     minutes: int
@@ -89,7 +91,8 @@ class FaroTrial(Trial, frozen=True, kw_only=True):
     """Whether every second application, from the first on, has the smaller model."""
 
     def label(self) -> str:
-        return f"{self.system}, {self.workers} workers"
+        with_idle = f" with idle: {self.idle}" if self.idle != "leave" else ""
+        return f"{self.divide or self.system}{with_idle}, {self.workers} workers, from minute {self.first_min}"
 
     def play(self) -> FaroResult:
         """Simulate it."""
@@ -154,8 +157,10 @@ def services_ms(trial: FaroTrial, count: int) -> list[float]:
 def parameters_of(trial: FaroTrial, count: int) -> dict[str, Any]:
     """What differs from the system's own policies. A static system has equally many workers for each, and the queue of
     the publication."""
+    if trial.divide:
+        return {"divide": {"name": trial.divide, "idle": trial.idle}}
     if trial.system != "static":
-        return dict(trial.options)
+        return {}
     queue = {"order": "fifo", "drop": "never", "admit": {"name": "bounded", "queue_max": QUEUE_MAX}}
     return {"replicas": trial.workers // count, "batch_max": 1, **queue}
 

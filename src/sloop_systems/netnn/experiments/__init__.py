@@ -101,7 +101,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
             trials,
             processes=processes,
             progress=lambda share, what: progress(0.2 + 0.79 * share, what),
-            what=lambda trial: f"seed {trial.seed}: {trial.model}",
+            what=lambda trial, _: f"seed {trial.seed}: {trial.model}",
         )
     )
     rows += accuracy_rows(found)
