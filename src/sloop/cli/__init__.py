@@ -6,14 +6,17 @@ module's docstring, which is read from the source.
 """
 
 import ast
+import gc
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from keyword import iskeyword
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -63,7 +66,7 @@ class Commands(click.Group):
         if os.getpid() == 1:  # of a container: it gets no signal for which it has no handler, and imports take seconds
             signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), function)
+        command = getattr(_imported(COMMANDS[cmd_name][0]), function)
         assert isinstance(command, click.Command), command
         return command
 
@@ -71,6 +74,18 @@ class Commands(click.Group):
         lines = {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
             formatter.write_dl([(name, lines.get(name) or _line_of(name)) for name in self.list_commands(ctx)])
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module without looking for garbage, of which imports leave hardly any: a tenth of the time to start."""
+    if name not in sys.modules:
+        gc.disable()
+        try:
+            importlib.import_module(name)
+        finally:
+            gc.enable()
+        gc.freeze()
+    return sys.modules[name]
 
 
 def _added() -> "Mapping[str, tuple[EntryPoint, ...]]":
