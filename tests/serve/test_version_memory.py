@@ -20,6 +20,7 @@ from sloop.actions import VersionState
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.load import load_application, load_deployment
 from sloop.events import Removed
+from sloop.serve.control import memory as module
 from sloop.serve.control.check_process import CheckOrder, check_version
 from sloop.serve.control.memory import VERSIONS, KeptVersion, VersionMemory
 from sloop.serve.control.orders import Deploy, ListVersions, find_server, send
@@ -176,12 +177,26 @@ def test_definitions_of_other_versions_than_the_file_says_are_told(
     assert caplog.text.count("cannot be read") == 4
 
 
-def test_a_file_that_cannot_be_written_is_told(
-    tmp_path: Path, models: list[Path], caplog: pytest.LogCaptureFixture
+def test_a_file_that_cannot_be_written_is_told_once_and_written_when_it_can_be(
+    tmp_path: Path, models: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"{VERSIONS}.new").mkdir()
-    written(tmp_path, load_deployment(named("demo", models[0])), {"demo": [KeptVersion("1", SERVING)]})
-    assert "cannot be written" in caplog.text
+    monkeypatch.setattr(module, "AGAIN_S", 0.02)
+    in_the_way, deployment = tmp_path / f"{VERSIONS}.new", load_deployment(named("demo", models[0]))
+    in_the_way.mkdir()
+
+    async def main() -> None:
+        memory = VersionMemory(tmp_path, deployment)
+        for version in ("1", "2"):
+            memory.write({"demo": [KeptVersion(version, SERVING)]})
+            await memory.written()
+            await asyncio.sleep(0.1)
+        in_the_way.rmdir()
+        while not (tmp_path / VERSIONS).exists():  # noqa: ASYNC110  # a file has no event
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert [each["version"] for each in json.loads((tmp_path / VERSIONS).read_text())["applications"]["demo"]] == ["2"]
+    assert caplog.text.count("cannot be written") == 1
 
 
 # A server

@@ -30,6 +30,8 @@ VERSIONS: Final = "versions.json"
 UNREAD: Final = "versions-{number}.unread"
 """Where a file is put that is not used, so that nothing of it is lost."""
 FORMAT: Final = 1
+AGAIN_S: Final = 5.0
+"""After which a file that could not be written is tried again."""
 
 _log: Final = logging.getLogger("sloop.deploy")
 
@@ -125,6 +127,8 @@ class VersionMemory:
         self._is_unread = False
         self._wanted: bytes | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """If the newest state could not be written: when that is tried again."""
         self.restored = Restored.named(deployment)
 
     def read(self, left_out: Container[str] = ()) -> None:
@@ -201,7 +205,12 @@ class VersionMemory:
     def write(self, applications: Mapping[str, list[KeptVersion]]) -> None:
         """Write which versions there are now, soon, in a thread. Call it in the running event loop."""
         kept = {name: versions for name, versions in applications.items() if versions or name in self._named}
-        self._wanted = msgspec.json.encode(KeptVersions(FORMAT, self._named, kept, self._system))
+        self._write_soon(msgspec.json.encode(KeptVersions(FORMAT, self._named, kept, self._system)))
+
+    def _write_soon(self, data: bytes) -> None:
+        self._wanted = data
+        if self._again is not None:
+            self._again.cancel()
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -216,8 +225,18 @@ class VersionMemory:
             try:
                 await asyncio.to_thread(self._put, data)
             except OSError as error:
-                what = "%s cannot be written: %s; a server that starts again will not have the present versions"
-                _log.error(what, self.folder / VERSIONS, error.strerror)
+                if self._again is None:
+                    what = "%s cannot be written: %s; a server that starts again will not have the present versions"
+                    fix = "make room there: it is tried again every %g s"
+                    _log.error(f"{what}; {fix}", self.folder / VERSIONS, error.strerror, AGAIN_S)
+                else:
+                    self._again.cancel()
+                self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._write_soon, data)
+            else:
+                if self._again is not None:
+                    self._again.cancel()
+                    self._again = None
+                    _log.info("%s is written", self.folder / VERSIONS)
         self._writing = None
 
     def _put(self, data: bytes) -> None:
