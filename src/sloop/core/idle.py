@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from sloop.core.ledger import MILLI, Ledger, cores_by_hardware, millicores
 from sloop.core.views import Belief, BeliefKey, ClusterView, CoreDemand, NodeView, PlanInput
-from sloop.text import counted, number
+from sloop.text import counted
 from sloop.units import ROUNDING
 from sloop.vocabulary import Group, NodeState, Plan, ReplicaId, ReplicaSpec, StagePlan
 
@@ -237,6 +237,6 @@ def _with_spare(plan: Plan, groups: Sequence[_SpareGroup], free: Mapping[str, in
             for place, group in enumerate(target.groups)
         ]
         stages.append(structs.replace(target, groups=tuple(own)))
-    cores = number(sum([free[hardware] for hardware in {group.spec.slot.hardware for group in groups}]) / MILLI)
-    what = f"{counted(sum(spare.values()), 'replica')} more than planned, of the {cores} cores that no plan needs"
+    cores = sum([free[hardware] for hardware in {group.spec.slot.hardware for group in groups}]) / MILLI
+    what = f"{counted(sum(spare.values()), 'replica')} more than planned, of the {counted(cores, 'core')} that no plan needs"
     return structs.replace(plan, stages=tuple(stages), why=f"{plan.why}{SPARE}{what}")
