@@ -238,5 +238,6 @@ def _with_spare(plan: Plan, groups: Sequence[_SpareGroup], free: Mapping[str, in
         ]
         stages.append(structs.replace(target, groups=tuple(own)))
     cores = sum([free[hardware] for hardware in {group.spec.slot.hardware for group in groups}]) / MILLI
-    what = f"{counted(sum(spare.values()), 'replica')} more than planned, of the {counted(cores, 'core')} that no plan needs"
+    more, unneeded = counted(sum(spare.values()), "replica"), counted(cores, "core")
+    what = f"{more} more than planned, of the {unneeded} that no plan needs"
     return structs.replace(plan, stages=tuple(stages), why=f"{plan.why}{SPARE}{what}")
