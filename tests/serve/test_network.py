@@ -161,7 +161,9 @@ async def test_a_wrong_token_is_refused_by_either_end() -> None:
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting + bytes(DIGEST_BYTES))
         await is_closed((reader, writer))
+        lies.append(greeting)
 
+    lies: list[bytes] = []
     greeting = MAGIC + bytes(NONCE_BYTES)
     async with await asyncio.start_server(lie, HOST, 0) as server:
         with pytest.raises(MachineError, match="what listens there does not know the token"):
@@ -169,6 +171,7 @@ async def test_a_wrong_token_is_refused_by_either_end() -> None:
         greeting = b"HTTP/1.1 400 Bad Request\r\nServer: another\r\n"
         with pytest.raises(MachineError, match="no process of sloop"):
             await connect(server.sockets[0].getsockname(), TOKEN, Purpose.AGENT)
+        await until(lambda: len(lies) == 2)
 
 
 async def test_where_nothing_listens_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
