@@ -72,8 +72,8 @@ def _draw_at_most(examples: int, test: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine, on the event loop of the server or that of its fixture `event_loop`. Whatever it
-    leaves unhandled fails the test."""
+    """Runs a test that is a coroutine, on the event loop of the server or that of its fixture `event_loop`. It fails if
+    an exception reaches the loop's handler while it runs."""
     if not iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, Decided, StartWorker, StopWorker
+from sloop.actions import AcquireNode, Action, Decided, StartWorker, StopWorker
 from sloop.core.idle import SPARE_MAX, demands_of, with_spare_replicas, without_spare
 from sloop.core.views import ApplicationView, ClusterView, CoreDemand, PlanInput, ReplicaView
 from sloop.events import WOKE, Event, WorkerReady, WorkerStopped
 from sloop.policies.divide import MaxMin, Worth
 from sloop.testing.views import make_node, make_stage, make_view
 from sloop.units import GIB
-from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
-from tests.core.scene import Deployment
+from sloop.vocabulary import Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from tests.core.scene import Deployment, request
 
 laws = settings(max_examples=200)
 
@@ -227,3 +227,41 @@ def test_a_policy_that_fails_gives_its_spare_replicas_back_too() -> None:
     scene.wants(y=3.0)
     act(scene, 1000)
     assert [scene.planned_cores(key) for key in "xy"] == [1.0, 3.0]
+
+
+def test_a_spare_replica_that_has_no_room_beside_what_runs_rents_no_node() -> None:
+    rented = Node("rented", "local", 2.0, GIB, on_demand=True)
+    nodes = [*(Node(f"n{number}", "local", 2.0, GIB) for number in (1, 2)), rented]
+    scene = Deployment({"a": 2.0, "b": 2.0, "c": 2.0}, cores=2, nodes=nodes, divide=MaxMin(idle="replicas"))
+    act(scene, 0)
+    scene.wants(b=1.0, c=1.0)  # each on a node of its own: a second replica of a fits on empty nodes only
+    actions = [action for at_ms in (1000, 2000, 3000) for action in act(scene, at_ms)]
+    assert scene.planned_cores("a") == 4.0
+    assert not [each for each in actions if isinstance(each, AcquireNode | StartWorker)]
+    assert not [each for each in actions if isinstance(each, Decided) and each.kind == "shortage"]
+
+
+def test_who_wakes_has_what_was_planned_when_it_fell_asleep() -> None:
+    scene = Deployment({"x": 1.0, "y": 1.0}, cores=4, divide=MaxMin(idle="replicas"), rest_after_s=5, wake_s=10)
+    act(scene, 0)
+    assert scene.planned_cores("x") == 2.0
+    scene.scripts["x"].target = None
+    for at_ms in range(1000, 9000, 1000):
+        if at_ms == 8000:
+            scene.wants(y=3.0)
+        act(scene, at_ms)
+        scene.act(at_ms + 10, request(at_ms, at_ms=at_ms + 10, application="y"))
+    assert scene.planned_cores("x") == 0.0
+    scene.act(9500, request(9500, at_ms=9500, application="x"))
+    assert scene.planned_cores("x") == 1.0
+
+
+def test_with_another_divide_policy_spare_replicas_go_also_from_a_plan_that_is_kept() -> None:
+    scene = deployment(x=1.0, y=1.0)
+    act(scene, 0)
+    policies = scene.core.planner.policies
+    for key, script in scene.scripts.items():
+        policies[key] = replace(policies[key], divide=MaxMin())
+        script.target = None
+    act(scene, 1000)
+    assert [scene.planned_cores(key) for key in "xy"] == [1.0, 1.0]

@@ -27,7 +27,6 @@ from sloop.actions import (
 )
 from sloop.core.control import ControlPath
 from sloop.core.controlled import ControlledApplication, PlanProgress
-from sloop.core.stage import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, WorkerCompleted
 from sloop.runlog import MemoryLog
@@ -42,7 +41,7 @@ from sloop.sim.worlds import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, fitting,
 from sloop.systems import SYSTEMS
 from sloop.systems.registry import POLICIES
 from sloop.units import s
-from sloop.vocabulary import Request
+from sloop.vocabulary import Request, StagePlan
 from tests.dst import fuzz
 from tests.dst.agents import OpenRequests
 from tests.dst.fuzz import DecidingProcesses, random_deployment, random_succession, random_world
@@ -124,11 +123,11 @@ def test_a_stage_that_is_given_up_for_lack_of_room_is_a_violation(monkeypatch: p
     advance = ControlPath._advance
 
     def gives_up(
-        self: ControlPath, now_ns: int, application: ControlledApplication, stage: StageState, *rest: Any
+        self: ControlPath, now_ns: int, application: ControlledApplication, target: StagePlan, *rest: Any
     ) -> PlanProgress:
-        if any(name == stage.name for name, *_ in application.reported):
+        if any(name == target.stage for name, *_ in application.reported):
             return PlanProgress.NO_ROOM
-        return advance(self, now_ns, application, stage, *rest)
+        return advance(self, now_ns, application, target, *rest)
 
     monkeypatch.setattr(ControlPath, "_advance", gives_up)
     with pytest.raises(Violation, match="requests never ended"):

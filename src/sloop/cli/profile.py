@@ -475,7 +475,7 @@ class _Sweep:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The rates of the steps on each of them, as shares (`RATES`): in a single pass, these count together."""
+        """The rates of the steps on each of them, as shares (`RATES`): in a single pass, half of the steps on each."""
         return RATES if self.passes > 1 else RATES[:: len(self.served)]
 
     def left_out_of(self, made: Profile) -> Sequence[str]:

@@ -19,7 +19,7 @@ from sloop.core.application import BUCKET_NS_MAX, ApplicationParts, ApplicationS
 from sloop.core.controlled import BLOCKED, WAKE_NS_MIN, ControlledApplication, PlanProgress, Shortage
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
-from sloop.core.idle import demands_of
+from sloop.core.idle import demands_of, planned_of, without_spare
 from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
 from sloop.core.life import WorkerState
 from sloop.core.nodes import UNUSED_NS, NodePool
@@ -265,7 +265,8 @@ class ControlPath:
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
             out.append(actions.Decided("rest", why, application=state.key))
             if state.parts.wake_ns:
-                application.rested_from = application.plan and structs.replace(application.plan, shed=0.0)
+                plan = application.plan
+                application.rested_from = plan and structs.replace(without_spare(plan), shed=0.0)
             self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
         if quiet_ns <= QUIET_NS + state.policies.scale.period_ns or len(self._applications) == 1:
@@ -605,14 +606,16 @@ class ControlPath:
         then, a lack of room is not reported as a shortage.
         """
         differences = [
-            (application, application.state.stages[target.stage], self._difference(application, target))
+            (application, target, self._difference(application, target))
             for application in applications
             if application.plan is not None
             for target in application.plan.stages
         ]
-        for _, stage, difference in differences:
+        for application, target, difference in differences:
+            stage = application.state.stages[target.stage]
             self._stop(now_ns, stage, difference.stop, "the plan has no use for it", out)
-        for _, stage, difference in differences:
+        for application, target, difference in differences:
+            stage = application.state.stages[target.stage]
             self._resize(difference.shrink, out)
             self._detach(now_ns, stage, difference.detach, "the plan has no such shadow", out)
         for application in applications:
@@ -620,9 +623,9 @@ class ControlPath:
             application.unplaced.clear()
         keys_on_hold = {application.state.key for application, _, difference in differences if difference.holds}
         without_room: list[tuple[ReplicaSpec, Belief]] = []
-        for application, stage, difference in differences:
+        for application, target, difference in differences:
             holds = application.state.key in keys_on_hold
-            progress = self._advance(now_ns, application, stage, difference, holds, without_room, out)
+            progress = self._advance(now_ns, application, target, difference, holds, without_room, out)
             application.progress = max(application.progress, progress)
         if without_room:
             self._nodes.acquire_for(now_ns, without_room, out)
@@ -648,15 +651,16 @@ class ControlPath:
         self,
         now_ns: int,
         application: ControlledApplication,
-        stage: StageState,
+        target: StagePlan,
         difference: Difference,
         holds: bool,
         without_room: list[tuple[ReplicaSpec, Belief]],
         out: list[Action],
     ) -> PlanProgress:
-        """Grow and start the replicas that one stage needs; if there is no room, make room or report the shortage.
+        """Grow and start the replicas that one stage is to have; if there is no room, make room or report the shortage.
         `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects
         replicas."""
+        stage = application.state.stages[target.stage]
         shortage = self._resize(difference.grow, out)
         attaching = self._attach(now_ns, application, stage, difference.attach, holds, out)
         is_too_soon = bool(difference.start) and now_ns < stage.not_before_ns
@@ -670,7 +674,8 @@ class ControlPath:
             elif not any(replica.will_free_cores for replica in self._state.replicas.values()):
                 without_room += left
         started = self._start(now_ns, stage, difference.start, out)
-        missing = [(spec, stage.beliefs[spec.variant, spec.slot.hardware]) for spec in difference.start[started:]]
+        needed = planned_of(difference.start[started:], target)
+        missing = [(spec, stage.beliefs[spec.variant, spec.slot.hardware]) for spec in needed]
         application.unplaced += missing
         if missing and not is_too_soon:
             spec, provision = missing[0][0], stage.application.policies.provision

@@ -22,8 +22,8 @@ GAIN_MIN: Final = 0.05
 SPARE_MAX: Final = 1
 """The most spare replicas for each one that is planned."""
 STAYS: Final = 2.0
-"""Spare replicas that are there count as so many times fewer, so that one only makes way for an application that has
-less than that fraction of them for its plan: another one would take long to start."""
+"""A spare replica makes way only for an application that has less than half as many for its plan: the new one would
+take long to start."""
 SPARE: Final = "; spare: "
 """The reason of a plan ends with this and what is to be said about its spare replicas."""
 
@@ -116,6 +116,19 @@ def without_spare(plan: Plan) -> Plan:
     return structs.replace(plan, stages=tuple(stages), why=plan.why.partition(SPARE)[0]) if has_spare else plan
 
 
+def planned_of(missing: Sequence[ReplicaSpec], target: StagePlan) -> list[ReplicaSpec]:
+    """The replicas without which the stage has fewer than its plan needs, of those that are missing. A spare one only
+    starts where there is room: no node is acquired for it, and its absence is no shortage."""
+    spare = {group.spec: group.spare for group in target.groups if group.spare}
+    found: list[ReplicaSpec] = []
+    for spec in missing:
+        if spare.get(spec):
+            spare[spec] -= 1
+        else:
+            found.append(spec)
+    return found
+
+
 def demands_of(key: str, plan: Plan | None, weight: float) -> list[CoreDemand]:
     """The cores that an application wants by its plan in force, of each kind of hardware."""
     wanted = cores_by_hardware(plan and without_spare(plan))
@@ -156,9 +169,11 @@ def with_spare_replicas(
     has less than its plan. Whichever policy made the plans, it does not see the spare replicas in the plan in force,
     and they take no cores from any plan. The stages of a graph have equal fractions, too.
 
-    Only nodes that are there anyway count; those on demand are given back instead. There are no spare replicas of those
-    that use an accelerator, whose node the policy chooses, that share their cores, or that have a shadow. `plans` are
-    those of all applications that are planned now, without spare replicas. The others keep theirs until their turn.
+    Only nodes that are there anyway count; those on demand are given back instead. Whether replicas fit is tried on
+    empty nodes, so that a spare one may have no room beside those that run; then it does not start (`planned_of`).
+    There are no spare replicas of those that use an accelerator, whose node the policy chooses, that share their cores,
+    or that have a shadow. `plans` are those of all applications that are planned now, without spare replicas. The
+    others keep theirs until their turn.
     """
     demands = [*given.others]
     for each in given.due:

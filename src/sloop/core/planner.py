@@ -149,8 +149,7 @@ class Planner:
                 made[key] = sharing_idle_cores(plan, view, given.nodes) if idle == "use" else plan
             if idle == "replicas":
                 with_spare.append(key)
-        if with_spare:
-            _add_spare(given, views, made, with_spare)
+        _set_spare(given, views, made, with_spare)
         return Planned(
             given.number,
             made,
@@ -314,10 +313,16 @@ class Planner:
         return Claimant(key, hardware, demand.cores, demand.weight, view=view, alone=alone, plan=plan)
 
 
-def _add_spare(given: PlanInput, views: Mapping[str, ClusterView], made: dict[str, Plan], keys: Iterable[str]) -> None:
-    """Add spare replicas to the plans of the applications `keys`, also to those that are kept."""
-    plans = {key: plan for key, view in views.items() if (plan := made.get(key) or view.plan) is not None}
+def _set_spare(given: PlanInput, views: Mapping[str, ClusterView], made: dict[str, Plan], keys: Sequence[str]) -> None:
+    """Add spare replicas to the plans of the applications `keys`, also to those that are kept, and take away from kept
+    plans of others what an earlier divide policy added."""
     in_force = {each.key: each.plan for each in given.due}
+    for key, view in views.items():
+        if key not in made and view.plan is not None and view.plan is not in_force[key] and key not in keys:
+            made[key] = view.plan
+    if not keys:
+        return
+    plans = {key: plan for key, view in views.items() if (plan := made.get(key) or view.plan) is not None}
     for key, plan in with_spare_replicas(given, plans, views, [key for key in keys if key in plans]).items():
         if key in made or not plan.same_target(in_force[key]):
             made[key] = plan

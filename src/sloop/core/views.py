@@ -541,7 +541,7 @@ class CoreDemand(Struct, frozen=True):
     cores: float
     weight: float = 1.0
     spare: float = 0.0
-    """How many more it has in replicas that no plan needs (`Divide.idle`). Who wants them, gets them."""
+    """How many more it has in replicas that no plan needs (`Divide.idle`). Plans that want these cores get them."""
 
 
 class Claimant(CoreDemand, frozen=True, kw_only=True):

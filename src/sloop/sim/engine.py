@@ -49,7 +49,7 @@ Extend = Callable[[Sequence[tuple[int, Record]]], None]
 """`Recorder.extend`: adds the next records of the log."""
 
 BLOCK: Final = 256
-"""So many records at least are in a block: few enough to stay in the processor's cache."""
+"""So many records at least are in a block, but for the last one: few enough to stay in the processor's cache."""
 
 
 class RunTotals(Struct, frozen=True):

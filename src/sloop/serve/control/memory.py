@@ -215,7 +215,7 @@ class VersionMemory:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def written(self) -> None:
-        """Wait until the newest state is written."""
+        """Wait until the newest state is written, or one attempt has failed."""
         if self._writing is not None:
             await self._writing
 
@@ -227,7 +227,7 @@ class VersionMemory:
             except OSError as error:
                 if self._again is None:
                     what = "%s cannot be written: %s; a server that starts again will not have the present versions"
-                    fix = "make room there: it is tried again every %g s"
+                    fix = "make room there, and let this user write there: it is tried again every %g s"
                     _log.error(f"{what}; {fix}", self.folder / VERSIONS, error.strerror, AGAIN_S)
                 else:
                     self._again.cancel()

@@ -243,7 +243,7 @@ class Intake:
                 self._loop.call_later(BLOCKED_S, self._look_again)
 
     def note_room(self) -> None:
-        """There is room again: those that wait need not wait for the timer, which may be later than an answer is."""
+        """There is room again: those that wait are looked at now, and not when the timer fires."""
         if self._is_blocked and not self._is_turn:
             self._begin_turn(time.monotonic_ns())
 

@@ -56,8 +56,8 @@ BASELINES: Final = (
 WORTH: Final = Contestant("worth", divide="worth")
 SPARE: Final = Contestant("worth, spare replicas", divide="worth", idle="replicas")
 MAX_MIN: Final = Contestant("max-min", divide="max_min")
-"""Ours: the same scaling policy, queue and forecast as Faro, so that nothing differs but the division, and `SPARE`,
-which does not leave workers idle that no plan needs."""
+"""`WORTH` and `MAX_MIN` have the scaling policy, the queue and the forecast of Faro, so that nothing differs but the
+division; `SPARE` also uses workers that no plan needs."""
 OURS: Final = (WORTH, SPARE)
 OTHERS: Final = (MAX_MIN, *VARIANTS, *BASELINES)
 ALL: Final = (*OURS, *OTHERS)
