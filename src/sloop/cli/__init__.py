@@ -77,7 +77,7 @@ class Commands(click.Group):
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a module without looking for garbage, of which imports leave hardly any: this takes a seventh of a start."""
+    """Import a module without looking for garbage, of which imports leave hardly any: that is a seventh of a start."""
     if name not in sys.modules:
         was_enabled = gc.isenabled()
         gc.disable()

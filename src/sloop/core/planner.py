@@ -149,7 +149,8 @@ class Planner:
                 made[key] = sharing_idle_cores(plan, view, given.nodes) if idle == "use" else plan
             if idle == "replicas":
                 with_spare.append(key)
-        _set_spare(given, views, made, with_spare)
+        if with_spare or len(made) < len(views):
+            _set_spare(given, views, made, with_spare)
         return Planned(
             given.number,
             made,

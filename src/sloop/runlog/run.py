@@ -132,7 +132,7 @@ class RunState:
 
     def extend(self, records: Iterable[tuple[int, Any]]) -> None:  # noqa: C901, PLR0912, PLR0915  # the hot path, see above
         """Add records with their instants, which never decrease. After the one that tells of a second version
-        (`is_alone`) the caller passes an iterator, in which the others are left."""
+        (`is_alone`) the others stay in the iterator that the caller passes."""
         open_requests, replicas, only = self.open, self.replicas, self._only
         for now_ns, record in records:
             if now_ns >= self._second_end_ns:
