@@ -644,6 +644,9 @@ async def test_a_batch_for_a_part_of_a_broken_pipeline_is_lost_and_does_not_fail
         rig.pipeline(B).is_broken = True
         rig.run(1, B, 2)
         assert rig.lost == [BatchLost(BatchId(1), B, "another part of its pipeline is lost")]
+        rig.backend.order(StopWorker(A, ""))
+        rig.backend.order(StopWorker(B, ""))
+        await rig.ear.hear(WorkerStopped, count=2)
 
 
 async def test_layers_that_do_not_come_end_their_part_and_leave_nothing(rigs: Rigs, model: Path) -> None:
