@@ -278,6 +278,9 @@ def test_a_memory_that_cannot_be_written_is_told_and_does_no_harm(
 class Servers:
     """Servers at one port, one after the other, and an agent of node `one`."""
 
+    agent: Agent
+    """Of the node, once it has started."""
+
     def __init__(self, memory: Path | None) -> None:
         self.port, self.fleets, self.memory = 0, list[Fleet](), memory
 
@@ -309,7 +312,8 @@ async def servers(
 ) -> AsyncIterator[tuple[Servers, Fleet]]:
     made = Servers(folder / "nodes" if is_followed else None)
     first = await made.next(servables)
-    serving = asyncio.create_task(Agent((HOST, made.port), "one", TOKEN).serve())
+    made.agent = Agent((HOST, made.port), "one", TOKEN)
+    serving = asyncio.create_task(made.agent.serve())
     try:
         await first.ear.hear(NodeReady)
         yield made, first
@@ -473,30 +477,21 @@ def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "LINGER_S", 0.3)
 
     async def scene() -> None:
-        made = Servers(tmp_path / "nodes")
-        first = await made.next()
-        agent = Agent((HOST, made.port), "one", TOKEN)
-        serving = asyncio.create_task(agent.serve())
-        await first.ear.hear(NodeReady)
-        await started(first, A)
-        before = await answered(first, 1, A)
-        second = await made.next()
-        second.holders.number()  # so that the numbers differ
-        await second.ear.hear(NodeReady)
-        assert agent._session is not None
-        arenas = agent._session._arenas
-        (only,) = offered(second)
-        second.backend.order(adoption(only))
-        result = await answered(second, 1, A)
-        assert result.holder != before.holder
-        await until(lambda: sum(each.blocks for each in arenas._held.values()) == 1)
-        second.arenas.free(result)
-        await until(lambda: not any(each.blocks for each in arenas._held.values()))
-        second.backend.order(ReleaseNode("one"))
-        await asyncio.wait_for(serving, 20)
-        await second.backend.close()
-        for each in made.fleets:
-            each.arenas.close()
+        async with servers(tmp_path) as (made, first):
+            await started(first, A)
+            before = await answered(first, 1, A)
+            second = await made.next()
+            second.holders.number()  # so that the numbers differ
+            await second.ear.hear(NodeReady)
+            assert made.agent._session is not None
+            arenas = made.agent._session._arenas
+            (only,) = offered(second)
+            second.backend.order(adoption(only))
+            result = await answered(second, 1, A)
+            assert result.holder != before.holder
+            await until(lambda: sum(each.blocks for each in arenas._held.values()) == 1)
+            second.arenas.free(result)
+            await until(lambda: not any(each.blocks for each in arenas._held.values()))
 
     gc.collect()
     before = memory_files()

@@ -131,10 +131,11 @@ def planned_of(missing: Sequence[ReplicaSpec], target: StagePlan) -> list[Replic
 
 def demands_of(key: str, plan: Plan | None, weight: float) -> list[CoreDemand]:
     """The cores that an application wants by its plan in force, of each kind of hardware."""
-    wanted = cores_by_hardware(plan and without_spare(plan))
+    planned, has = plan and without_spare(plan), cores_by_hardware(plan)
+    wanted = has if planned is plan else cores_by_hardware(planned)
     return [
         CoreDemand(key, hardware, wanted[hardware], weight, spare=cores - wanted[hardware])
-        for hardware, cores in cores_by_hardware(plan).items()
+        for hardware, cores in has.items()
     ]
 
 

@@ -575,13 +575,14 @@ def test_large_tensors_come_and_go_whole(loop_thread: LoopThread, started: Start
 
 
 @pytest.mark.parametrize("output", ["nope", "y"])
-def test_a_wrong_output_of_a_large_message_is_refused_before_its_tensors_are_stored(
+def test_a_wrong_output_of_a_large_message_is_refused_before_it_is_submitted(
     stub: Stub, gateway: Gateway, output: str
 ) -> None:
     request = infer(id="i" * 20_000)
     request.outputs.add(name=output).parameters["classification"].int64_param = -1
     assert stub.refused("ModelInfer", request).code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not gateway.driver.stored
+    assert not gateway.driver.seen
 
 
 def test_a_port_of_grpc_is_closed_to_other_protocols(gateway: Gateway) -> None:
